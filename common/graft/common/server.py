@@ -1,0 +1,229 @@
+"""A gRPC server with health, reflection, error mapping and drain. Knows no service."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from graft.common import log
+from graft.common.channel import (
+    VERIFY_MESSAGE_BYTES,
+    Tls,
+    claim_loop,
+    is_loopback,
+    server_credentials,
+    server_options,
+)
+from graft.common.errors import DOMAIN, GraftError, InvalidArgument, error_class, mapping_of
+from graft.v1.error_reason_pb2 import ErrorReason
+
+_log = log.get("server")
+_MAX_MESSAGE = 4096
+
+
+class GrpcServer:
+    """One server on one port; `start` binds, `stop` drains and ends it."""
+
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        *,
+        tls: Tls | None = None,
+        plaintext_ok: bool = False,
+        message_bytes: int = VERIFY_MESSAGE_BYTES,
+    ) -> None:
+        claim_loop()
+        self._tls = tls
+        self._plaintext_ok = plaintext_ok
+        self._names = [*service_names]
+        self.health = health.aio.HealthServicer()
+        self.server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()], options=server_options(message_bytes)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        reflection.enable_server_reflection(
+            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Binds and starts; returns the port, which matters when 0 was asked for.
+
+        Raises:
+            InvalidArgument: the port is in use, or plain text was asked for beyond loopback.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._tls is not None:
+                bound = self.server.add_secure_port(address, server_credentials(self._tls))
+            elif self._plaintext_ok or is_loopback(address):
+                bound = self.server.add_insecure_port(address)
+            else:
+                raise InvalidArgument(
+                    f"{address} is reachable from outside: give TLS files, or allow plain text "
+                    "with --insecure on a network you trust",
+                    field="host",
+                )
+        except RuntimeError as error:
+            raise InvalidArgument(
+                f"cannot listen on {address}: is the port in use?", field="port"
+            ) from error
+        await self.server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """Sets the health of the server and of each of its services."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", *self._names):
+            await self.health.set(name, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING first, then waits up to `grace_s` for running calls, then ends."""
+        await self.health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+async def wait_for_signal() -> str:
+    """Returns the name of the first SIGINT or SIGTERM."""
+    loop = asyncio.get_running_loop()
+    seen: asyncio.Future[str] = loop.create_future()
+
+    def arrived(name: str) -> None:
+        if not seen.done():
+            seen.set_result(name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, arrived, number.name)
+    return await seen
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns GraftError into a status with google.rpc.ErrorInfo, and anything else into INTERNAL."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _guard_unary(handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _guard_stream(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _guard_stream(handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return handler
+
+
+def _guard_unary(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(request, context)
+        except GraftError as error:
+            await _abort(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.BaseError):
+            raise
+        except Exception:
+            _log.exception("call failed")
+            await _abort(context, GraftError("internal error"))
+
+    return guarded
+
+
+def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def guarded(
+        request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        try:
+            async for response in method(request, context):
+                yield response
+        except GraftError as error:
+            await _abort(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.BaseError, GeneratorExit):
+            raise
+        except Exception:
+            _log.exception("call failed")
+            await _abort(context, GraftError("internal error"))
+
+    return guarded
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: GraftError) -> None:
+    await context.abort_with_status(rpc_status.to_status(status_of(error)))
+
+
+def status_of(error: GraftError) -> status_pb2.Status:
+    """The google.rpc.Status of an error: ErrorInfo always, BadRequest and RetryInfo where they fit."""
+    details = [
+        error_details_pb2.ErrorInfo(reason=ErrorReason.Name(error.reason), domain=DOMAIN),
+    ]
+    packed = [_packed(detail) for detail in details]
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=str(error)[:_MAX_MESSAGE]
+        )
+        packed.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        packed.append(_packed(retry))
+    return status_pb2.Status(
+        code=mapping_of(error).code.value, message=str(error)[:_MAX_MESSAGE], details=packed
+    )
+
+
+def error_from_call(failure: grpc.aio.AioRpcError) -> GraftError | None:
+    """The GraftError a peer sent, or None when the status carries none of ours."""
+    status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    if status is None:
+        return None
+    error: GraftError | None = None
+    info, bad, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
+    field: str | None = None
+    retry_after_s: float | None = None
+    reason: str | None = None
+    for detail in status.details:
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason = info.reason
+        elif detail.Unpack(bad) and bad.field_violations:
+            field = bad.field_violations[0].field
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+    if reason is not None and reason in ErrorReason.keys():
+        cls = error_class(ErrorReason.Value(reason))
+        error = GraftError.__new__(cls)
+        GraftError.__init__(error, status.message, field=field, retry_after_s=retry_after_s)
+    return error
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

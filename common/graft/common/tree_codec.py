@@ -1,0 +1,125 @@
+"""Trees on the wire: two bits a node and packed tokens. Knows bytes; knows no session.
+
+Bit 2i of the shape is "node i has a child", bit 2i + 1 is "node i has a next sibling", lowest bit
+of the first byte first. In preorder these two bits are the whole shape: cycles, orphans and second
+roots cannot be written down.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graft.common.tree import HARD_MAX_NODES, FloatArray, Tree, TreeLimits, TreeRefused, check
+from graft.v1.tree_pb2 import TreeRefusal
+
+
+def token_width(vocab_size: int) -> int:
+    """Bytes a token takes on the wire: 2, 3 or 4."""
+    if vocab_size <= 1 << 16:
+        return 2
+    return 3 if vocab_size <= 1 << 24 else 4
+
+
+def encode_shape(tree: Tree) -> bytes:
+    """The two bits of every node, ceil(num_nodes / 4) bytes."""
+    bits = np.zeros(2 * tree.num_nodes, np.uint8)
+    bits[0::2] = tree.next_token >= 0
+    bits[1::2] = tree.next_sibling >= 0
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def encode_tokens(tree: Tree, vocab_size: int) -> bytes:
+    """The drafted tokens without the root, little endian."""
+    width = token_width(vocab_size)
+    columns = tree.tokens[1:].astype("<u4").view(np.uint8).reshape(-1, 4)
+    return columns[:, :width].tobytes()
+
+
+def encode_scores(tree: Tree) -> bytes:
+    """The drafted nodes' scores as float16, or nothing when the tree has none."""
+    return b"" if tree.scores is None else tree.scores[1:].astype("<f2").tobytes()
+
+
+def decode(root: int, shape: bytes, tokens: bytes, scores: bytes, limits: TreeLimits) -> Tree:
+    """A checked tree from wire bytes; `root` is the receiver's own last committed token.
+
+    Raises:
+        TreeRefused: with the typed reason; nothing else, whatever the bytes are.
+    """
+    width = token_width(limits.vocab_size)
+    num_nodes = 1 + len(tokens) // width
+    if len(tokens) % width:
+        raise _malformed(f"token column has {len(tokens)} bytes, not a multiple of {width}")
+    if num_nodes > min(limits.max_nodes, HARD_MAX_NODES):
+        raise TreeRefused(
+            TreeRefusal.TREE_REFUSAL_TOO_MANY_NODES,
+            f"tree has {num_nodes} nodes, limit is {limits.max_nodes}",
+        )
+    if len(shape) != (num_nodes + 3) // 4:
+        raise _malformed(f"shape has {len(shape)} bytes, expected {(num_nodes + 3) // 4}")
+    padded = np.zeros((num_nodes, 4), np.uint8)
+    padded[1:, :width] = np.frombuffer(tokens, np.uint8).reshape(-1, width)
+    ids = padded.view("<u4").reshape(-1).astype(np.int64)
+    ids[0] = root
+    if num_nodes > 1 and int(ids[1:].max()) >= limits.vocab_size:
+        raise TreeRefused(
+            TreeRefusal.TREE_REFUSAL_TOKEN_RANGE,
+            f"a token is outside 0..{limits.vocab_size - 1}",
+        )
+    next_token, next_sibling, parent, depth = _links(shape, num_nodes)
+    tree = Tree(
+        tokens=ids.astype(np.int32),
+        next_token=np.asarray(next_token, np.int32),
+        next_sibling=np.asarray(next_sibling, np.int32),
+        parent=np.asarray(parent, np.int32),
+        depth=np.asarray(depth, np.int32),
+        scores=_decode_scores(scores, num_nodes),
+    )
+    check(tree, limits)
+    return tree
+
+
+def _links(shape: bytes, num_nodes: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """One stack pass over the shape bits; the stack holds nodes that wait for their sibling."""
+    bits = np.unpackbits(np.frombuffer(shape, np.uint8), bitorder="little").tolist()
+    if any(bits[2 * num_nodes :]):
+        raise _malformed("bits past the last node are set")
+    if bits[1]:
+        raise _malformed(f"next_sibling bit set on the root of a {num_nodes}-node tree")
+    next_token, next_sibling = [-1] * num_nodes, [-1] * num_nodes
+    parent, depth = [-1] * num_nodes, [0] * num_nodes
+    waiting: list[int] = []
+    for node in range(num_nodes):
+        has_child = bits[2 * node]
+        if bits[2 * node + 1]:
+            waiting.append(node)
+        following = node + 1
+        if following == num_nodes:
+            if has_child or waiting:
+                raise _malformed(f"shape of {num_nodes} nodes promises more nodes")
+        elif has_child:
+            next_token[node] = following
+            parent[following], depth[following] = node, depth[node] + 1
+        elif waiting:
+            elder = waiting.pop()
+            next_sibling[elder] = following
+            parent[following], depth[following] = parent[elder], depth[elder]
+        else:
+            raise _malformed(f"shape ends at node {node}, tokens at node {num_nodes - 1}")
+    return next_token, next_sibling, parent, depth
+
+
+def _decode_scores(scores: bytes, num_nodes: int) -> FloatArray | None:
+    if not scores:
+        return None
+    if len(scores) != 2 * (num_nodes - 1):
+        raise _malformed(f"scores have {len(scores)} bytes, expected {2 * (num_nodes - 1)}")
+    values = np.zeros(num_nodes, np.float32)
+    values[1:] = np.frombuffer(scores, "<f2")
+    if not bool((values <= 0).all()):
+        raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN or above zero")
+    return values
+
+
+def _malformed(message: str) -> TreeRefused:
+    return TreeRefused(TreeRefusal.TREE_REFUSAL_MALFORMED, message)

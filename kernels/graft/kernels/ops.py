@@ -1,0 +1,201 @@
+"""The contract of the device: what a decoder and a verify step may ask of it.
+
+One `Ops` object stands for one device and one way to compute. Services hold it and never look
+behind it, so a CUDA runtime comes in as one more implementation. Implementations: the native CPU
+library (`graft.kernels.cpu`), its torch fallback, and later CUDA (`graft.kernels.gpu`).
+
+Batch invariance: an implementation with `batch_invariant` computes every output row from that
+row's own inputs in one fixed order, so a row has the same bits alone, in any batch, in a prefill
+chunk or as a tree node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvCache:
+    """Paged keys and values of all layers.
+
+    keys, values: [num_layers, num_slots, num_kv_heads, head_dim], float32. A slot is
+    page * page_tokens + offset; slot order inside a page is token order.
+    """
+
+    keys: Tensor
+    values: Tensor
+    page_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """Where each row of a step sits and what it sees; all int32, on the device of the ops.
+
+        positions: [rows], absolute position (RoPE).
+        write_slots: [rows], physical slot that takes the row's key and value.
+        sequence: [rows], the row's line of `page_table`.
+        page_table: [sequences, max_pages], physical page of each logical page; -1 past the end.
+        prefix_len: [rows], the row sees the sequence's logical keys 0..prefix_len-1. A prefill or
+            plain row at position p has prefix_len p + 1, itself included. A tree node has the
+            number of committed keys (the root's position).
+        extra_ptr: [rows + 1]; extra_slots: [extra_ptr[-1]]: physical slots of the further keys the
+            row sees, in order of position, itself last. Empty for prefill and plain rows. The
+            root of a tree counts as a tree node.
+    Key number j of a row is the one at absolute position j: keys are always visited in position
+    order, which is what makes a tree node equal a plain row bit for bit.
+    """
+
+    positions: Tensor
+    write_slots: Tensor
+    sequence: Tensor
+    page_table: Tensor
+    prefix_len: Tensor
+    extra_ptr: Tensor
+    extra_slots: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceRows:
+    """The law of each row of logits.
+
+    temperature, top_p, min_p: [rows], float32; temperature 0 is greedy.
+    top_k: [rows], int32; 0 keeps all.
+    seed: [rows], int64, the bits of the unsigned seed.
+    position: [rows], int32, absolute position of the token being chosen: node position + 1.
+    adjust_ptr: [rows + 1], int32, and adjust_tokens int32, adjust_ratio, adjust_shift float32,
+        all [adjust_ptr[-1]]: before anything else, logit x of a named token becomes
+        (x / ratio if x > 0 else x * ratio) - shift. Empty pointers when None.
+    bitmask: [rows, ceil(vocab / 32)], int32, bit set = allowed; None allows all.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    adjust_ptr: Tensor | None = None
+    adjust_tokens: Tensor | None = None
+    adjust_ratio: Tensor | None = None
+    adjust_shift: Tensor | None = None
+    bitmask: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """Ragged trees of a step, flattened; all int32.
+
+    ptr: [trees + 1], first row of each tree.
+    tokens, next_token, next_sibling: [rows]; links are local to the tree, -1 is none.
+    """
+
+    ptr: Tensor
+    tokens: Tensor
+    next_token: Tensor
+    next_sibling: Tensor
+
+
+class Linear(Protocol):
+    """Weights of one linear layer in the device's own layout."""
+
+    @property
+    def in_features(self) -> int:
+        """Width of the input."""
+
+    @property
+    def out_features(self) -> int:
+        """Width of the output."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """cos, sin: [max_positions, rotary_dim / 2], float32; halves of a head rotate together (NeoX)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Ops(Protocol):
+    """What a device computes. Inputs and outputs are contiguous float32 unless said otherwise."""
+
+    name: str
+    device: torch.device
+    batch_invariant: bool
+
+    def pack(self, weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """Lays out [out_i, in] weights, stacked by rows (q|k|v, gate|up), once per load."""
+
+    def linear(self, x: Tensor, weight: Linear) -> Tensor:
+        """x: [rows, in] -> [rows, out]."""
+
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """tokens: [rows] int32, table: [vocab, hidden] -> [rows, hidden]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x: [..., width], normalised over the last axis and scaled -> same shape."""
+
+    def add_(self, residual: Tensor, x: Tensor) -> None:
+        """In place: residual += x."""
+
+    def rope_(self, x: Tensor, positions: Tensor, table: RopeTable) -> None:
+        """In place: rotates x [rows, heads, head_dim]; the first 2 * table width entries rotate."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2 * width] (gate | up) -> silu(gate) * up, [rows, width]."""
+
+    def write_kv(self, kv: KvCache, layer: int, rows: StepRows, k: Tensor, v: Tensor) -> None:
+        """In place on kv: k, v [rows, kv_heads, head_dim] go to rows.write_slots of `layer`."""
+
+    def attend(
+        self, q: Tensor, kv: KvCache, layer: int, rows: StepRows, scale: float, window: int
+    ) -> Tensor:
+        """q: [rows, heads, head_dim] -> [rows, heads, head_dim]; window 0 sees everything.
+
+        With a window w, a row at position p sees keys at positions p - w + 1 .. p.
+        """
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
+        """logits: [rows, vocab] -> [rows], int32, the target's own token after each row; -1 where
+        the row holds NaN or nothing is allowed. Greedy ties go to the lowest id.
+
+        Rule: design section 6; reference implementation graft.kernels.reference.choose.
+        """
+
+    def accept(self, trees: TreeRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """chosen: [rows] -> (accept_token_num [trees], accept_index [trees, width]), int32.
+
+        accept_token_num counts drafted tokens, the bonus not included. accept_index holds the
+        local nodes of the accepted path from the root on, -1 after its end.
+        """
+
+    def keep(self, kv: KvCache, source: Tensor, target: Tensor) -> None:
+        """In place on kv: slot source[i] is copied to slot target[i] in all layers, in order.
+
+        source, target: [moves] int32, target[i] <= source[i]; empty is a no-op.
+        """
+
+
+def select(device: str = "cpu", threads: int = 1, prefer: str = "auto") -> Ops:
+    """The implementation for a device.
+
+    prefer: "auto" takes the native library and falls back to torch, saying so once in the log;
+    "native" refuses to fall back; "torch" is the fallback itself.
+
+    Raises:
+        Unsupported: there is no implementation for the device, or no native library for "native".
+    """
+    from graft.common.errors import Unsupported
+
+    if device != "cpu":
+        raise Unsupported(f"device {device} is not offered by this build, expected cpu")
+    from graft.kernels.cpu.select import select_cpu
+
+    return select_cpu(threads, prefer)
