@@ -101,7 +101,7 @@ class StopRule:
 
 
 def sampling_from_proto(message: sampling_pb2.Sampling) -> Sampling:
-    """Reads the wire form; zero top_p, repetition_penalty, thresholds and rule mean their default."""
+    """Reads the wire form, where zero means the default."""
     return Sampling(
         temperature=message.temperature,
         top_k=message.top_k,
