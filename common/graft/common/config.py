@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from graft.common.errors import InvalidArgument
 
@@ -50,9 +50,16 @@ class Settings(BaseSettings):
             ) from None
 
     @classmethod
-    def settings_customise_sources(cls, settings_cls: Any, **sources: Any) -> tuple[Any, ...]:
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only the values `load` has merged; pydantic's own environment source stays out."""
-        return (sources["init_settings"],)
+        return (init_settings,)
 
     @classmethod
     def _from_environment(cls, environment: Mapping[str, str]) -> dict[str, Any]:

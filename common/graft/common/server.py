@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -46,7 +47,7 @@ class GrpcServer:
         self._tls = tls
         self._plaintext_ok = plaintext_ok
         self._names = [*service_names]
-        self.health = health.aio.HealthServicer()
+        self.health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor()], options=server_options(message_bytes)
         )
@@ -110,7 +111,7 @@ async def wait_for_signal() -> str:
     return await seen
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Turns GraftError into a status with google.rpc.ErrorInfo, and anything else into INTERNAL."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -158,8 +159,9 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         try:
-            async for response in method(request, context):
-                yield response
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except GraftError as error:
             await _abort(context, error)
         except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.BaseError, GeneratorExit):
@@ -172,11 +174,13 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: GraftError) -> None:
-    await context.abort_with_status(rpc_status.to_status(status_of(error)))
+    await context.abort_with_status(  # type: ignore[attr-defined]
+        rpc_status.to_status(status_of(error))
+    )
 
 
 def status_of(error: GraftError) -> status_pb2.Status:
-    """The google.rpc.Status of an error: ErrorInfo always, BadRequest and RetryInfo where they fit."""
+    """The google.rpc.Status of an error: ErrorInfo, and BadRequest and RetryInfo where they fit."""
     details = [
         error_details_pb2.ErrorInfo(reason=ErrorReason.Name(error.reason), domain=DOMAIN),
     ]

@@ -11,7 +11,7 @@ from graft.v1 import tree_pb2
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """(proposer, num_steps = depth, topk = width, num_draft_tokens = nodes with the root, lookahead).
+    """Proposer, depth (num_steps), width (topk), nodes with the root (num_draft_tokens), lookahead.
 
     `num_draft_tokens` of 0 or 1 drafts nothing: tier 0.
 

@@ -71,7 +71,7 @@ class Tree:
         return int(self.depth.max())
 
     def positions(self, prefix_length: int) -> IntArray:
-        """[num_nodes], int32: absolute position of each node; the root sits at prefix_length - 1."""
+        """[num_nodes], int32: absolute position of each node; the root has prefix_length - 1."""
         return self.depth + np.int32(prefix_length - 1)
 
     def retrive_index(self, row: int = 0) -> IntArray:

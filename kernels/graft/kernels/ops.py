@@ -117,7 +117,7 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeTable:
-    """cos, sin: [max_positions, rotary_dim / 2], float32; halves of a head rotate together (NeoX)."""
+    """cos, sin: [max_positions, rotary_dim / 2], float32; the halves of a head rotate (NeoX)."""
 
     cos: Tensor
     sin: Tensor
