@@ -11,11 +11,13 @@ from graft.common.tree import IntArray
 
 _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15
+_LENGTH = 0xD6E8FEB86659FD93
 _BLOCK = 4096
 
 
-def _finish(state: int) -> int:
-    """SplitMix64's finaliser: spreads the polynomial state over all 64 bits."""
+def _digest(state: int, length: int) -> int:
+    """SplitMix64's finaliser over state and length: spreads them over all 64 bits."""
+    state = (state + length * _LENGTH) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
@@ -64,14 +66,14 @@ class Prefix:
     @property
     def digest(self) -> int:
         """64-bit digest of all tokens, root included."""
-        return _finish(self._state ^ self._length)
+        return _digest(self._state, self._length)
 
     def digest_after(self, tokens: Sequence[int]) -> int:
         """The digest this prefix will have once `tokens` are committed."""
         state = self._state
         for token in tokens:
             state = (state * _BASE + token + 1) & _MASK
-        return _finish(state ^ (self._length + len(tokens)))
+        return _digest(state, self._length + len(tokens))
 
     def extend(self, tokens: Sequence[int] | IntArray) -> None:
         """Commits tokens."""
