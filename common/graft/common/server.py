@@ -47,6 +47,7 @@ class GrpcServer:
         self._tls = tls
         self._plaintext_ok = plaintext_ok
         self._names = [*service_names]
+        self.port = 0
         self.health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor()], options=server_options(message_bytes)
@@ -79,6 +80,7 @@ class GrpcServer:
                 f"cannot listen on {address}: is the port in use?", field="port"
             ) from error
         await self.server.start()
+        self.port = bound
         return bound
 
     async def set_serving(self, serving: bool) -> None:
