@@ -136,8 +136,11 @@ class Ops(Protocol):
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x: [rows, in] -> [rows, out]."""
 
-    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
-        """tokens: [rows] int32, table: [vocab, hidden] -> [rows, hidden]."""
+    def embed(self, tokens: Tensor, table: Tensor | Linear) -> Tensor:
+        """tokens: [rows] int32, table: [vocab, hidden] -> [rows, hidden].
+
+        A packed head serves as the table of a model with tied embeddings, so it is held once.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x: [..., width], normalised over the last axis and scaled -> same shape."""
