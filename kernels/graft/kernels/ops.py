@@ -12,7 +12,7 @@ chunk or as a tree node.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,9 +58,22 @@ class StepRows:
     extra_slots: Tensor
 
 
+class Adjust(NamedTuple):
+    """Logits to change before anything else, row by row; a row names a token at most once.
+
+    ptr: [rows + 1], int32; tokens: [ptr[-1]], int32; ratio, shift: [ptr[-1]], float32. Logit x of
+    a named token becomes (x / ratio if x > 0 else x * ratio) - shift; shift +inf forbids it.
+    """
+
+    ptr: Tensor
+    tokens: Tensor
+    ratio: Tensor
+    shift: Tensor
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceRows:
-    """The law of each row of logits.
+    """The law of each row of logits; graft.kernels.reference.choose says it step by step.
 
     temperature, top_p, min_p: [rows], float32; temperature 0 is greedy.
     top_k: [rows], int32; 0 keeps all.
@@ -167,7 +180,7 @@ class Ops(Protocol):
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32, the target's own token after each row; -1 where
-        the row holds NaN or nothing is allowed. Greedy ties go to the lowest id.
+        the row holds NaN or +inf or nothing is allowed. Ties go to the lowest id.
 
         Rule: design section 6; reference implementation graft.kernels.reference.choose.
         """
@@ -182,7 +195,8 @@ class Ops(Protocol):
     def keep(self, kv: KvCache, source: Tensor, target: Tensor) -> None:
         """In place on kv: slot source[i] is copied to slot target[i] in all layers, in order.
 
-        source, target: [moves] int32, target[i] <= source[i]; empty is a no-op.
+        source, target: [moves] int32; no source is the target of an earlier move; empty is a
+        no-op. graft.kernels.reference.keep.keep_moves makes them from accepted paths.
         """
 
 
