@@ -1,0 +1,85 @@
+"""One streamed answer on the terminal, with the origin of each token in colour when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+STYLES = {"accepted": "green", "bonus": "bold yellow", "plain": "dim"}
+_MEANINGS = {
+    "accepted": "guessed by the drafter",
+    "bonus": "the target's own, after a guess",
+    "plain": "the target's own, without a guess",
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was said, and the usage chunk that closed it."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+
+
+def legend() -> Text:
+    """One line that names the colours."""
+    line = Text()
+    for origin, style in STYLES.items():
+        line.append(origin, style=style)
+        line.append(f" = {_MEANINGS[origin]}   ")
+    return line
+
+
+def show(chunks: Iterable[Mapping[str, Any]], console: Console, answer: Answer) -> None:
+    """Prints a stream of chat or completion chunks as it comes and fills `answer` in place."""
+    for chunk in chunks:
+        if chunk.get("usage"):
+            answer.usage = chunk["usage"]
+        if chunk.get("metrics"):
+            answer.metrics = chunk["metrics"]
+        for choice in chunk.get("choices") or []:
+            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            answer.text += text
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            console.print(_coloured(text, choice), end="", soft_wrap=True)
+    console.print()
+
+
+def summary(answer: Answer) -> str:
+    """The answer's counts in one line, as far as the gateway sent them."""
+    usage = answer.usage or {}
+    words = [f"{usage.get('completion_tokens', '?')} tokens"]
+    found = (answer.metrics or usage.get("metrics") or {}).get("speculative_decoding") or {}
+    if found.get("num_spec_steps"):
+        words.append(f"{found['num_spec_steps']} rounds")
+        words.append(
+            f"{found.get('num_accepted_draft_tokens', 0)} of {found.get('num_draft_tokens', 0)} "
+            "drafted tokens accepted"
+        )
+        if found.get("mean_acceptance_length") is not None:
+            words.append(f"{found['mean_acceptance_length']:.2f} tokens a round")
+    if answer.finish_reason and answer.finish_reason != "stop":
+        words.append(f"ended by {answer.finish_reason}")
+    return ", ".join(words)
+
+
+def _coloured(text: str, choice: Mapping[str, Any]) -> Text:
+    """The text in the colours of its trace when the trace spells the same text."""
+    trace = choice.get("speculation_trace") or []
+    if "".join(str(part.get("text", "")) for part in trace) != text:
+        return Text(printable(text))
+    line = Text()
+    for part in trace:
+        line.append(printable(str(part["text"])), style=STYLES.get(str(part.get("origin")), ""))
+    return line
+
+
+def printable(text: str) -> str:
+    """The text without the control characters that could steer a terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))

@@ -1,0 +1,128 @@
+"""`graft models`: list, fetch and check models. Knows files, and runs no model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graft.common.errors import ModelNotFound
+from graft.common.model_cache import Progress
+from graft.common.model_files import (
+    EMBEDDED,
+    ModelFiles,
+    default_cache,
+    list_models,
+    read_json,
+    resolve,
+    tokenizer_digest,
+    weight_files,
+)
+
+Model = Annotated[str, typer.Argument(help="Embedded name, Hugging Face id, folder or GGUF file.")]
+
+
+def command(_name: str) -> typer.Typer:
+    """The group of commands."""
+    app = typer.Typer(
+        help="List, fetch and check models on this machine.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.command("list", help="List the models that lie on this machine.")(_list)
+    app.command("fetch", help="Fetch or convert a model, so that serving it starts quickly.")(
+        _fetch
+    )
+    app.command("check", help="Check that a model's files are there, readable and of one piece.")(
+        _check
+    )
+    return app
+
+
+def is_here(model: str) -> bool:
+    """True for a path, and for the embedded model once it has been converted."""
+    if model.strip().lower() == EMBEDDED:
+        folder = default_cache() / EMBEDDED
+        return (folder / "graft.json").is_file() and bool(weight_files(folder))
+    return Path(model).expanduser().exists()
+
+
+def _list() -> None:
+    for entry in list_models():
+        size = f"{entry.num_bytes / 1e6:,.0f} MB" if entry.num_bytes else "not fetched yet"
+        print(f"{entry.name}  {entry.origin}  {size}  {entry.folder or ''}".rstrip())
+
+
+def _fetch(model: Model = EMBEDDED) -> None:
+    files = resolve(model, weights=True, progress=_progress())
+    print(f"{files.name} is in {files.folder}")
+
+
+def _check(model: Model = EMBEDDED) -> None:
+    files = resolve(model, weights=True, progress=_progress())
+    config = read_json(files.folder / "config.json")
+    kind = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
+    print(f"model      {files.name}")
+    print(f"folder     {files.folder}")
+    print(f"kind       {kind}")
+    print(f"layers     {config.get('num_hidden_layers')} of width {config.get('hidden_size')}")
+    print(f"vocabulary {config.get('vocab_size')}, digest {tokenizer_digest(files.folder)[:16]}")
+    print(f"weights    {_weights(files)}")
+    print("ok")
+
+
+def _weights(files: ModelFiles) -> str:
+    """Reads the header of every safetensors file and compares it with the file's length."""
+    paths = weight_files(files.folder)
+    if not paths:
+        return f"{files.gguf}"
+    num_tensors = sum(_num_tensors(path) for path in paths)
+    num_bytes = sum(path.stat().st_size for path in paths)
+    return f"{num_tensors} tensors in {len(paths)} files, {num_bytes / 1e6:,.0f} MB"
+
+
+def _num_tensors(path: Path) -> int:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+        if not 0 < head <= size - 8:
+            raise ModelNotFound(f"{path} is damaged: its header does not fit the file")
+        try:
+            header = json.loads(file.read(head))
+        except ValueError:
+            raise ModelNotFound(f"{path} is damaged: its header is not JSON") from None
+    tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+    end = 8 + head + max((entry["data_offsets"][1] for entry in tensors), default=0)
+    if end != size:
+        raise ModelNotFound(f"{path} is damaged: expected {end} bytes, got {size}")
+    return len(tensors)
+
+
+def _progress() -> Progress:
+    """A bar on a terminal, and otherwise one line for each thing that is done."""
+    if sys.stderr.isatty():
+        return _bar()
+    told: set[str] = set()
+
+    def tell(what: str, _share: float) -> None:
+        if what not in told:
+            told.add(what)
+            print(what, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _bar() -> Progress:
+    def draw(what: str, share: float) -> None:
+        width = 30
+        full = round(width * min(max(share, 0.0), 1.0))
+        end = "\n" if share >= 1.0 else ""
+        bar = "#" * full + "." * (width - full)
+        print(f"\r{what} [{bar}] {share:4.0%}", end=end, file=sys.stderr, flush=True)
+
+    return draw

@@ -1,0 +1,199 @@
+"""What `graft up` starts: three kinds of children, their flags, ports and cores. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from graft.cli import threads
+from graft.cli.flags import arguments_of
+from graft.cli.health import trouble_at
+from graft.cli.ports import check_free, free_port
+from graft.cli.service import settings_of
+from graft.cli.supervisor import ChildSpec
+from graft.common.channel import Tls
+from graft.common.config import Settings
+from graft.common.errors import InvalidArgument
+
+_PROBE_TIMEOUT_S = 2.0
+_VERIFY_NICENESS = 5
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+class UpSettings(Settings):
+    """Settings of `graft up`; what is not given here is taken from each service's own settings."""
+
+    section: ClassVar[str] = "up"
+
+    host: str | None = Field(None, description="Address the gateway listens on.")
+    port: int | None = Field(None, ge=0, le=65535, description="REST port; 0 picks a free one.")
+    grpc_port: int | None = Field(
+        None, ge=0, le=65535, description="gRPC port of the gateway; 0 picks a free one."
+    )
+    verify_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of verify; 0 picks a free one."
+    )
+    draft_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of draft; 0 picks a free one."
+    )
+    model: str | None = Field(
+        None, description="Embedded model name, Hugging Face id, or folder of the target."
+    )
+    served_name: str | None = Field(None, description="Name of the model in the API.")
+    speculation: str | None = Field(
+        None, description="How requests that do not say are speculated: auto, off or a proposer."
+    )
+    draft: bool = Field(True, description="Start a draft service.")
+    drafts: int = Field(1, ge=1, le=16, description="Number of draft replicas.")
+    threads: int | None = Field(
+        None, ge=1, description="Threads of verify; all cores if not given."
+    )
+    insecure: bool = Field(
+        False, description="Allow plain-text gRPC on a --host that others can reach."
+    )
+    log_level: str = Field("warning", description="Lowest level of log lines shown.")
+    drain_s: float = Field(10.0, ge=0, description="Seconds running answers get at the end.")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The children in the order they depend on each other, and where clients reach them."""
+
+    children: tuple[ChildSpec, ...]
+    url: str
+    model: str
+    served_name: str
+    drain_s: float
+
+
+def make_plan(settings: UpSettings, config: Path | None) -> Plan:
+    """Reads every service's settings, picks ports, and checks that all of them are free.
+
+    Raises:
+        InvalidArgument: a setting is wrong, or a port is in use; nothing has been started.
+    """
+    verify = _loaded("verify", config, {"model": settings.model, "port": settings.verify_port})
+    threads_given = settings.threads is not None or "threads" in verify.model_fields_set
+    verify_flags: dict[str, Any] = {
+        "model": settings.model,
+        "port": _port(verify.host, verify.port, "verify-port"),
+        "threads": settings.threads or (verify.threads if threads_given else threads.cores()),
+    }
+    draft_flags: list[dict[str, Any]] = []
+    if settings.draft:
+        draft = _loaded("draft", config, {"port": settings.draft_port})
+        for replica in range(settings.drafts):
+            wanted = draft.port + replica if draft.port else 0
+            draft_flags.append(
+                {
+                    "port": _port(draft.host, wanted, "draft-port"),
+                    "threads": draft.threads if "threads" in draft.model_fields_set else 1,
+                }
+            )
+    gateway_flags: dict[str, Any] = {
+        "host": settings.host,
+        "model": settings.model,
+        "served_name": settings.served_name,
+        "speculation": settings.speculation if settings.draft else "off",
+        "insecure": settings.insecure or None,
+    }
+    gateway = _loaded(
+        "gateway",
+        config,
+        {**gateway_flags, "port": settings.port, "grpc_port": settings.grpc_port},
+    )
+    gateway_flags["port"] = _port(gateway.host, gateway.port, "port")
+    gateway_flags["grpc_port"] = _port(gateway.host, gateway.grpc_port, "grpc-port")
+    _check_distinct([verify_flags, *draft_flags, gateway_flags])
+    gateway_flags["verify"] = [address_of(verify.host, verify_flags["port"])]
+    gateway_flags["draft"] = [address_of(draft.host, flags["port"]) for flags in draft_flags]
+
+    common = {"log_level": settings.log_level, "log_format": "json", "drain_s": settings.drain_s}
+    build = _Builder(config, common)
+    children = [
+        build.child("verify", "verify", verify, verify_flags, niceness=_VERIFY_NICENESS),
+        *(
+            build.child(
+                "draft" if replica == 0 else f"draft {replica + 1}",
+                "draft",
+                draft,
+                flags,
+                essential=False,
+            )
+            for replica, flags in enumerate(draft_flags)
+        ),
+        build.child("gateway", "gateway", gateway, gateway_flags),
+    ]
+    return Plan(
+        children=tuple(children),
+        url=f"http://{address_of(gateway.host, gateway_flags['port'])}",
+        model=verify.model,
+        served_name=gateway.served_name or verify.model,
+        drain_s=settings.drain_s,
+    )
+
+
+def address_of(host: str, port: int) -> str:
+    """Where a server on `host` is reached from this machine."""
+    host = _WILDCARDS.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    config: Path | None
+    common: Mapping[str, Any]
+
+    def child(
+        self,
+        name: str,
+        service: str,
+        settings: Any,
+        flags: Mapping[str, Any],
+        *,
+        niceness: int = 0,
+        essential: bool = True,
+    ) -> ChildSpec:
+        values = {**flags, **self.common}
+        words = arguments_of({key: value for key, value in values.items() if value is not None})
+        if self.config is not None:
+            words.append(f"--config={self.config}")
+        address = address_of(settings.host, flags["port"])
+        return ChildSpec(
+            name=name,
+            arguments=(service, *words),
+            environment=threads.pool_variables(flags.get("threads", 1)),
+            niceness=niceness,
+            address=address,
+            trouble=_probe(service, address, settings),
+            essential=essential,
+        )
+
+
+def _probe(service: str, address: str, settings: Any) -> Callable[[], str | None]:
+    if service == "gateway":
+        return lambda: trouble_at(f"http://{address}", timeout_s=_PROBE_TIMEOUT_S)
+    tls: Tls | None = settings.tls()
+    return lambda: trouble_at(address, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
+
+
+def _loaded(service: str, config: Path | None, flags: Mapping[str, Any]) -> Any:
+    return settings_of(service).load(config, flags)
+
+
+def _port(host: str, port: int, setting: str) -> int:
+    if port == 0:
+        return free_port(host)
+    check_free(host, port, setting)
+    return port
+
+
+def _check_distinct(flags: list[dict[str, Any]]) -> None:
+    ports = [group[key] for group in flags for key in ("port", "grpc_port") if key in group]
+    for port in ports:
+        if ports.count(port) > 1:
+            raise InvalidArgument(f"port {port} is wanted by two services", field="port")
