@@ -1,0 +1,153 @@
+"""The target's forward pass over the rows of one step, written once for the Llama family.
+
+Knows layers and their order; what a row sees is in `StepRows`, and how anything is computed is
+behind `Ops`. Knows no session, no tree and no page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graft.kernels.ops import KvCache, Linear, Ops, RopeTable, StepRows
+from graft.verify.target.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer, laid out for the device; head norms are None where the family has none."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderWeights:
+    """All weights of a decoder. embedding: [vocab, hidden]; a tied head is packed from it."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Linear
+    rope: RopeTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """Which hidden states to keep of a forward pass, in the numbering of Hugging Face.
+
+    layers: state 0 is the embedding, state i what layer i - 1 (from zero) left behind; the last
+        one is taken after the final norm if `final_norm`, else before it.
+    rows: [captured], int64, rows of the step.
+    """
+
+    layers: tuple[int, ...]
+    rows: Tensor
+    final_norm: bool = True
+
+
+class Decoder:
+    """A loaded target. One thread at a time may run it."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, ops: Ops) -> None:
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+
+    def forward(
+        self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
+    ) -> Tensor:
+        """Runs the rows, writes their keys and values, and returns final hidden states.
+
+        Shapes:
+            tokens: [rows], int32.
+            output_rows: [n], int64, the rows whose states are wanted; None wants all.
+            returns: [n, hidden], after the final norm, ready for `logits`.
+        """
+        hidden = self._embed(tokens)
+        for number in range(self.config.num_layers):
+            self._layer_(hidden, number, rows, kv)
+        return self._normed(hidden, output_rows)
+
+    def forward_capturing(
+        self,
+        tokens: Tensor,
+        rows: StepRows,
+        kv: KvCache,
+        output_rows: Tensor | None,
+        capture: Capture,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the states that `capture` names: [captured, layers, hidden].
+
+        The captured tensor is the caller's own.
+
+        Raises:
+            ValueError: a layer that the decoder does not have.
+        """
+        wanted = self._checked(capture)
+        states: dict[int, Tensor] = {}
+        hidden = self._embed(tokens)
+        for number in range(self.config.num_layers):
+            if number in wanted:
+                states[number] = hidden[capture.rows]
+            self._layer_(hidden, number, rows, kv)
+        last = self.config.num_layers
+        if last in wanted:
+            taken = hidden[capture.rows]
+            states[last] = self._normed(taken, None) if capture.final_norm else taken
+        captured = torch.stack([states[layer] for layer in capture.layers], dim=1)
+        return self._normed(hidden, output_rows), captured
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] of `forward` -> [n, vocab]."""
+        return self.ops.linear(hidden, self.weights.head)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.ops.embed(tokens, self.weights.embedding)
+
+    def _normed(self, hidden: Tensor, output_rows: Tensor | None) -> Tensor:
+        if output_rows is not None:
+            hidden = hidden[output_rows]
+        return self.ops.rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
+
+    def _layer_(self, hidden: Tensor, number: int, rows: StepRows, kv: KvCache) -> None:
+        """In place: hidden [rows, width] passes through one layer."""
+        ops, layer = self.ops, self.weights.layers[number]
+        normed = ops.rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+        seen = self._attention(normed, number, rows, kv)
+        ops.add_(hidden, ops.linear(seen, layer.output))
+        normed = ops.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+        ops.add_(hidden, ops.linear(ops.silu_mul(ops.linear(normed, layer.gate_up)), layer.down))
+
+    def _attention(self, normed: Tensor, number: int, rows: StepRows, kv: KvCache) -> Tensor:
+        """What each row reads from the keys it sees: [rows, query width]."""
+        config, ops, layer = self.config, self.ops, self.weights.layers[number]
+        widths = (config.query_width, config.kv_width, config.kv_width)
+        flat = ops.linear(normed, layer.qkv).split(widths, dim=1)
+        q, k, v = (part.contiguous().view(len(part), -1, config.head_dim) for part in flat)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        ops.rope_(q, rows.positions, self.weights.rope)
+        ops.rope_(k, rows.positions, self.weights.rope)
+        ops.write_kv(kv, number, rows, k, v)
+        scale = config.head_dim**-0.5
+        seen = ops.attend(q, kv, number, rows, scale, config.windows[number])
+        return seen.view(len(seen), config.query_width)
+
+    def _checked(self, capture: Capture) -> frozenset[int]:
+        for layer in capture.layers:
+            if not 0 <= layer <= self.config.num_layers:
+                raise ValueError(
+                    f"hidden state {layer} was asked for, the target has 0"
+                    f" to {self.config.num_layers}"
+                )
+        return frozenset(capture.layers)
