@@ -1,0 +1,30 @@
+"""A broadcast for many waiters. Knows nothing of what changed."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Signal:
+    """`notify` wakes everybody who waits; nobody who comes later."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Wakes all waiters."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True when notified within the time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, max(0.0, timeout_s))
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True

@@ -1,0 +1,439 @@
+"""One choice at the verify services: open it, follow it, replay it elsewhere when it is lost.
+
+Knows token ids and streams; knows no text. The committed tokens are kept here, so that a session
+lost with its replica goes on at another one, from the same seed and position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from graft.common import log
+from graft.common.errors import (
+    Draining,
+    GraftError,
+    NoReplica,
+    Overloaded,
+    SessionNotFound,
+    Stalled,
+)
+from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
+from graft.common.server import error_from_call
+from graft.common.tier import Tier
+from graft.gateway import placement
+from graft.gateway.attend import Attendants
+from graft.gateway.metrics import Metrics
+from graft.gateway.replicas import Replica, Replicas
+from graft.gateway.streams import Closings
+from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.v1.verify_pb2 import FinishReason, PlainReason
+
+_log = log.get("generation")
+_RETRY_AFTER_S = 1.0
+_MAX_FRUITLESS_LOSSES = 5
+
+VerifyReplica = Replica[verify_pb2.VerifyServiceDescribeResponse]
+VerifyReplicas = Replicas[verify_pb2.VerifyServiceDescribeResponse]
+_Call = grpc.aio.StreamStreamCall[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one choice is to be."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    stop: StopRule
+    tier: Tier
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    want_prompt_logprobs: bool = False
+    request_id: str = ""
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines of a choice, in seconds, and the deadline of a tree in microseconds."""
+
+    request_s: float
+    progress_s: float
+    replay_s: float
+    tree_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session exists, for the first time or again."""
+
+    num_cached: int
+    tier: Tier
+    eos_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One commit; the message's fields are read once, here."""
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    num_drafted: int
+    plain_reason: PlainReason.ValueType
+    logprobs: Sequence[verify_pb2.TokenLogprobs]
+    prompt_logprobs: Sequence[verify_pb2.TokenLogprobs]
+    timing: verify_pb2.RoundTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The session is over. `stop_token` is the id that ended it, for EOS and STOP_ID."""
+
+    reason: FinishReason.ValueType
+    stop_token: int
+
+
+Event = Opened | Committed | Ended
+
+
+class _Lost(Exception):
+    """The replica, or the stream to it, is gone; the session may go on elsewhere."""
+
+
+class _Elsewhere(Exception):
+    """The replica is healthy and will not take the session now."""
+
+    def __init__(self, error: GraftError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every choice shares."""
+
+    verify: VerifyReplicas
+    attendants: Attendants
+    closings: Closings
+    metrics: Metrics
+
+
+class Generation:
+    """One choice. Iterate `events` once; closing the iterator cancels the session everywhere."""
+
+    def __init__(self, plan: Plan, services: Services, limits: Limits) -> None:
+        self.cancel_reason = "client_gone"
+        self._plan = plan
+        self._services = services
+        self._limits = limits
+        self._committed: list[int] = []
+        self._deadline = time.monotonic() + limits.request_s
+        self._affinity = placement.affinity_key(plan.cache_salt, plan.prompt)
+        self._lost_at: dict[str, float] = {}
+        self._prompt_logprobs_seen = False
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Follows the session through all its replicas to its end.
+
+        Raises:
+            GraftError: the session cannot be opened, or cannot go on.
+        """
+        waiting_since: float | None = None
+        fruitless = 0
+        refusal: GraftError | None = None
+        declined: set[str] = set()
+        while True:
+            replica = self._choose(declined)
+            if replica is None:
+                if waiting_since is None:
+                    raise refusal or self._no_replica()
+                await self._wait_for_replica(waiting_since, refusal)
+                declined.clear()
+                continue
+            before = len(self._committed)
+            try:
+                async with aclosing(self._follow(replica)) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Ended):
+                            return
+            except _Elsewhere as elsewhere:
+                refusal = elsewhere.error
+                declined.add(replica.address)
+                continue
+            except _Lost as loss:
+                now = time.monotonic()
+                self._lost_at[replica.address] = now
+                self._services.verify.suspect(replica)
+                progressed = len(self._committed) > before
+                fruitless = 0 if progressed else fruitless + 1
+                if waiting_since is None or progressed:
+                    waiting_since = now
+                _log.warning(
+                    "session lost its replica",
+                    request=self._plan.request_id,
+                    tokens=len(self._committed),
+                    replica=replica.address,
+                    lost_to=str(loss),
+                )
+                if fruitless > _MAX_FRUITLESS_LOSSES:
+                    raise GraftError(
+                        f"the session was lost {fruitless} times without a new token"
+                    ) from None
+                ended = self._already_ended(replica)
+                if ended is not None:
+                    yield ended
+                    return
+                self._services.metrics.replay()
+
+    def _choose(self, declined: set[str]) -> VerifyReplica | None:
+        """A usable replica that has been heard of since it last lost this session."""
+        usable = {
+            replica.address: replica
+            for replica in self._services.verify.usable()
+            if replica.polled_at > self._lost_at.get(replica.address, -1.0)
+        }
+        loads = [
+            placement.VerifyLoad(address, _num_sessions(replica))
+            for address, replica in usable.items()
+        ]
+        address = placement.choose_verify(loads, self._affinity, declined)
+        return None if address is None else usable[address]
+
+    def _no_replica(self) -> GraftError:
+        return NoReplica(
+            f"no verify replica can take the request: {self._services.verify.describe_states()}",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    async def _wait_for_replica(self, since: float, refusal: GraftError | None) -> None:
+        left_s = min(since + self._limits.replay_s, self._deadline) - time.monotonic()
+        if left_s <= 0:
+            raise refusal or NoReplica(
+                "the verify replica of this request was lost and none came back within "
+                f"{self._limits.replay_s:g} s",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        await self._services.verify.changed.wait(min(left_s, 1.0))
+
+    def _already_ended(self, replica: VerifyReplica) -> Ended | None:
+        """The end of a session whose last message was lost, read off its tokens."""
+        if not self._committed:
+            return None
+        last, stop = self._committed[-1], self._plan.stop
+        description = replica.description
+        if last in stop.stop_token_ids:
+            return Ended(FinishReason.FINISH_REASON_STOP_ID, last)
+        if description is not None and last in description.eos_token_ids and not stop.ignore_eos:
+            return Ended(FinishReason.FINISH_REASON_EOS, last)
+        length = len(self._plan.prompt) + len(self._committed)
+        full = description is not None and length >= description.context_length
+        if len(self._committed) >= stop.max_tokens or full:
+            return Ended(FinishReason.FINISH_REASON_LENGTH, 0)
+        return None
+
+    def _open_message(self, tier: Tier) -> verify_pb2.GenerateRequest:
+        plan = self._plan
+        return verify_pb2.GenerateRequest(
+            open=verify_pb2.OpenSession(
+                prompt_tokens=plan.prompt,
+                committed_tokens=self._committed,
+                sampling=sampling_to_proto(plan.sampling),
+                stop=stop_rule_to_proto(plan.stop),
+                tree_deadline_micros=0 if tier.off else self._limits.tree_micros,
+                want_logprobs=plan.want_logprobs,
+                top_logprobs=plan.top_logprobs,
+                want_prompt_logprobs=plan.want_prompt_logprobs and not self._prompt_logprobs_seen,
+                request_id=plan.request_id,
+                cache_salt=plan.cache_salt,
+                speculate=not tier.off,
+            )
+        )
+
+    async def _follow(self, replica: VerifyReplica) -> AsyncGenerator[Event, None]:
+        """One session at one replica, from open to its end."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise self._too_long()
+        description = replica.description
+        assert description is not None
+        tier = self._plan.tier.within(description.max_nodes, description.max_depth)
+        call: _Call = verify_pb2_grpc.VerifyServiceStub(replica.channel).Generate(
+            None, timeout=left_s
+        )
+        reader = _Reader(call, replica, self._limits.progress_s)
+        session: int | None = None
+        ended = False
+        replica.num_sessions += 1
+        self._services.metrics.sessions_open.inc()
+        try:
+            await reader.write(self._open_message(tier))
+            opened = await reader.next(self._deadline, started=False)
+            if not opened.HasField("opened"):
+                raise GraftError("the verify replica did not say that the session is open")
+            session = opened.opened.session_id
+            if not tier.off:
+                self._services.attendants.attend(
+                    placement.Wish(session, opened.opened.ticket, replica.address, tier)
+                )
+            yield Opened(
+                opened.opened.cached_token_count, tier, frozenset(description.eos_token_ids)
+            )
+            started = False
+            while not ended:
+                message = await reader.next(self._deadline, started=started)
+                if message.HasField("committed"):
+                    started = True
+                    yield self._commit(message.committed)
+                elif message.HasField("finished"):
+                    ended = True
+                    yield self._finish(message.finished)
+                else:
+                    raise GraftError("the verify replica sent an event out of order")
+        finally:
+            replica.num_sessions -= 1
+            self._services.metrics.sessions_open.dec()
+            if session is not None and not tier.off:
+                self._services.attendants.release(session)
+            farewell = None
+            if not ended and session is not None and not call.done():
+                farewell = verify_pb2.GenerateRequest(
+                    cancel=verify_pb2.CancelSession(reason=self.cancel_reason)
+                )
+            self._services.closings.close(call, reader.pending, farewell)
+
+    def _commit(self, message: verify_pb2.TokensCommitted) -> Committed:
+        tokens = tuple(message.tokens)
+        length = len(self._plan.prompt) + len(self._committed) + len(tokens)
+        if not tokens or message.prefix_length != length:
+            raise GraftError(
+                f"the verify replica committed {len(tokens)} tokens to length "
+                f"{message.prefix_length}, expected {length}"
+            )
+        if self._plan.want_logprobs and len(message.logprobs) != len(tokens):
+            raise GraftError(
+                f"{len(message.logprobs)} log-probabilities came for {len(tokens)} tokens"
+            )
+        self._committed += tokens
+        if message.prompt_logprobs:
+            self._prompt_logprobs_seen = True
+        return Committed(
+            tokens=tokens,
+            num_accepted=message.accepted_count,
+            num_drafted=message.node_count,
+            plain_reason=message.plain_reason,
+            logprobs=message.logprobs,
+            prompt_logprobs=message.prompt_logprobs,
+            timing=message.timing,
+        )
+
+    def _finish(self, message: verify_pb2.SessionFinished) -> Ended:
+        if message.reason in (
+            FinishReason.FINISH_REASON_CANCELLED,
+            FinishReason.FINISH_REASON_UNSPECIFIED,
+        ):
+            raise GraftError("the verify replica gave the session up")
+        return Ended(message.reason, message.stop_token)
+
+    def _too_long(self) -> Stalled:
+        return Stalled(f"the request ran longer than {self._limits.request_s:g} s")
+
+
+class _Reader:
+    """Reads one Generate stream in order, with a watchdog. Errors come out sorted by remedy."""
+
+    def __init__(self, call: _Call, replica: VerifyReplica, progress_s: float) -> None:
+        self.pending: asyncio.Future[Any] | None = None
+        self._call = call
+        self._replica = replica
+        self._lost = replica.lost
+        self._progress_s = progress_s
+        self._sequence = 0
+
+    async def write(self, message: verify_pb2.GenerateRequest) -> None:
+        """Sends the first message. A failure shows in the first read, with its status."""
+        writing = asyncio.ensure_future(self._call.write(message))
+        await asyncio.wait(
+            {writing, self._lost},
+            timeout=self._progress_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not writing.done():
+            writing.cancel()
+            raise _Lost("the open message could not be sent")
+        if not writing.cancelled():
+            writing.exception()
+
+    async def next(self, deadline: float, *, started: bool) -> verify_pb2.GenerateResponse:
+        """The next message.
+
+        Raises:
+            _Lost: the stream broke or ended early, or the replica was given up.
+            _Elsewhere: the replica is full or draining.
+            GraftError: anything that another replica would not mend.
+        """
+        left_s = deadline - time.monotonic()
+        limit_s = min(left_s, self._progress_s) if started else left_s
+        read: asyncio.Future[Any] = asyncio.ensure_future(self._call.read())
+        self.pending = read
+        await asyncio.wait(
+            {read, self._lost}, timeout=max(0.0, limit_s), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not read.done():
+            if self._lost.done():
+                raise _Lost(self._replica.detail or "the replica was given up")
+            raise Stalled(f"no token came for {limit_s:.1f} s", retry_after_s=_RETRY_AFTER_S)
+        self.pending = None
+        if read.cancelled():
+            raise _Lost("CANCELLED")
+        failure = read.exception()
+        if isinstance(failure, grpc.aio.AioRpcError):
+            raise _sorted_error(failure) from None
+        if failure is not None:
+            raise _Lost(str(failure))
+        message = read.result()
+        if not isinstance(message, verify_pb2.GenerateResponse):
+            raise _Lost("the stream ended without a finish")
+        if message.sequence != self._sequence:
+            raise GraftError(
+                f"message {message.sequence} of the verify replica came in place of "
+                f"{self._sequence}"
+            )
+        self._sequence += 1
+        self._replica.heard()
+        return message
+
+
+def _sorted_error(failure: grpc.aio.AioRpcError) -> Exception:
+    """What a failed stream means for the choice."""
+    error = error_from_call(failure)
+    if isinstance(error, (Overloaded, Draining)):
+        return _Elsewhere(error)
+    if isinstance(error, SessionNotFound):
+        return _Lost("SESSION_NOT_FOUND")
+    if error is not None:
+        return error
+    code = failure.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Stalled("the request ran longer than its deadline")
+    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        return GraftError(f"the verify replica refused the session: {failure.details()}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return GraftError("the verify replica does not speak this protocol")
+    return _Lost(code.name)
+
+
+def _num_sessions(replica: VerifyReplica) -> int:
+    """Our own sessions there at once, or what the replica said of everybody's, if more."""
+    description = replica.description
+    told = 0
+    if description is not None:
+        told = description.running_session_count + description.waiting_session_count
+    return max(replica.num_sessions, told)
