@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,6 +20,12 @@ def main() -> None:
     from graft.cli.main import main as graft
 
     graft(arguments)
+
+
+def child_command(niceness: int, words: Sequence[str]) -> tuple[str, ...]:
+    """The command that runs `graft WORDS` as a child of this process."""
+    parent = str(os.getpid())
+    return (sys.executable, "-m", "graft.cli.child", parent, str(niceness), *words)
 
 
 def end_with_parent(parent: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from graft.cli import threads
+from graft.cli.child import child_command
 from graft.cli.flags import arguments_of
 from graft.cli.health import trouble_at
 from graft.cli.ports import check_free, free_port
@@ -165,9 +166,8 @@ class _Builder:
         address = address_of(settings.host, flags["port"])
         return ChildSpec(
             name=name,
-            arguments=(service, *words),
+            command=child_command(niceness, [service, *words]),
             environment=threads.pool_variables(flags.get("threads", 1)),
-            niceness=niceness,
             address=address,
             trouble=_probe(service, address, settings),
             essential=essential,

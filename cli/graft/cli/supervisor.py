@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
@@ -23,16 +22,15 @@ _TAIL_LINES = 200
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process: the graft words that start it and how to ask whether it serves.
+    """One process: the command that starts it and how to ask whether it serves.
 
     `trouble` blocks for a moment and returns None when the child serves. The end of an essential
     child ends everything; others are given up with a note once all has been ready.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     environment: Mapping[str, str]
-    niceness: int
     address: str
     trouble: Callable[[], str | None]
     essential: bool = True
@@ -145,12 +143,7 @@ class Supervisor:
         if not self._was_ready:
             self._screen.state(spec.name, "starting")
         child.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "graft.cli.child",
-            str(os.getpid()),
-            str(spec.niceness),
-            *spec.arguments,
+            *spec.command,
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
