@@ -6,6 +6,8 @@ from functools import cache
 
 from graft.common import log
 from graft.common.errors import InvalidArgument, Unsupported
+from graft.kernels.cpu.library import FOLDER, load
+from graft.kernels.cpu.native_ops import NativeOps
 from graft.kernels.cpu.torch_ops import TorchOps
 from graft.kernels.ops import Ops
 
@@ -21,8 +23,12 @@ def select_cpu(threads: int = 1, prefer: str = "auto") -> Ops:
         raise InvalidArgument(
             f"kernels are {prefer!r}, expected auto, native or torch", field="kernels"
         )
+    library = load() if prefer != "torch" else None
+    if library is not None:
+        isa, functions = library
+        return NativeOps(functions, isa, threads)
     if prefer == "native":
-        raise Unsupported("no native library was built, expected one beside graft.kernels.cpu")
+        raise Unsupported(f"no native library for this processor, expected one in {FOLDER}")
     if prefer == "auto":
         _say_fallback()
     return TorchOps(threads)

@@ -26,18 +26,18 @@ class TorchLinear:
     @property
     def in_features(self) -> int:
         """Width of the input."""
-        return self.weight.shape[1]
+        return int(self.weight.shape[1])
 
     @property
     def out_features(self) -> int:
         """Width of the output."""
-        return self.weight.shape[0]
+        return int(self.weight.shape[0])
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         bias = 0 if self.bias is None else self.bias.numel() * 4
-        return self.weight.numel() * 4 + bias
+        return int(self.weight.numel() * 4 + bias)
 
 
 class TorchOps:

@@ -1,0 +1,115 @@
+"""Finds and opens the native library that fits this processor. Knows its C functions' types."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import CDLL, Structure, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "native"
+INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # best first
+
+
+class CLinear(Structure):
+    """PackedLinear of linear.h."""
+
+    _fields_ = (
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class CKvLayer(Structure):
+    """KvLayer of kv.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("page_tokens", c_int64),
+    )
+
+
+class CStepRows(Structure):
+    """StepRows of kv.h."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("max_pages", c_int64),
+        ("positions", c_void_p),
+        ("write_slots", c_void_p),
+        ("sequence", c_void_p),
+        ("page_table", c_void_p),
+        ("prefix_len", c_void_p),
+        ("extra_ptr", c_void_p),
+        ("extra_slots", c_void_p),
+    )
+
+
+_P, _I, _F = c_void_p, c_int64, c_float
+_SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
+    "graft_pool_create": (_P, (c_int,)),
+    "graft_pool_destroy": (None, (_P,)),
+    "graft_alloc": (_P, (_I,)),
+    "graft_free": (None, (_P,)),
+    "graft_linear_pack": (None, (_P, _P, _I, _I, _P, _I)),
+    "graft_linear": (None, (_P, _P, _P, _I, _P)),
+    "graft_linear_rows": (None, (_P, _P, _I, _P)),
+    "graft_rms_norm": (None, (_P, _P, _P, _F, _I, _I, _P)),
+    "graft_add": (None, (_P, _P, _P, _I)),
+    "graft_rope": (None, (_P, _P, _I, _I, _I, _I, _P, _P, _P, _I)),
+    "graft_silu_mul": (None, (_P, _P, _I, _I, _P)),
+    "graft_embed": (None, (_P, _I, _P, _I, _P)),
+    "graft_write_kv": (None, (_P, _P, _P, _P, _I, _I)),
+    "graft_attend": (
+        None,
+        (_P, _P, _P, _P, _I, _I, _F, _I, _P),
+    ),
+    "graft_keep": (None, (_P, _P, _I, _I, _I, _P, _P, _I)),
+}
+
+
+def available() -> tuple[str, ...]:
+    """Instruction sets that are built and that this processor runs, best first."""
+    portable = _open("portable")
+    if portable is None:
+        return ()
+    supports = portable.graft_supports
+    supports.argtypes, supports.restype = (ctypes.c_char_p,), c_int
+    return tuple(
+        isa for isa in INSTRUCTION_SETS if supports(isa.encode()) and _open(isa) is not None
+    )
+
+
+def load(isa: str | None = None) -> tuple[str, CDLL] | None:
+    """The best library of this processor, or the one for `isa`, with its name; None without one.
+
+    Calls into it release the interpreter lock.
+    """
+    names = available()
+    name = isa if isa is not None else next(iter(names), None)
+    if name is None or name not in names:
+        return None
+    library = _open(name)
+    assert library is not None
+    return name, library
+
+
+@cache
+def _open(isa: str) -> CDLL | None:
+    path = FOLDER / f"libgraft_cpu_{isa}.so"
+    if not path.exists():
+        return None
+    try:
+        library = CDLL(str(path))
+    except OSError:  # built for another machine or against another C++ runtime
+        return None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
