@@ -151,15 +151,17 @@ def tokenizer_of(gguf: GgufFile) -> Tokenizer:
             " put the model's tokenizer.json and config.json beside it"
         )
     tokens = gguf.texts("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in gguf.texts("tokenizer.ggml.merges")]
+    merges = [merge.partition(" ") for merge in gguf.texts("tokenizer.ggml.merges")]
     split = gguf.text("tokenizer.ggml.pre", "default")
-    tokenizer = Tokenizer(
-        models.BPE(
+    try:
+        words = models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
-            merges=[(left, right) for left, right in merges],
+            merges=[(left, right) for left, _, right in merges],
             ignore_merges=split == "llama-bpe",
         )
-    )
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelNotFound(f"{gguf.path} has a damaged tokenizer: {error}") from None
+    tokenizer = Tokenizer(words)
     _split_words(tokenizer, split, gguf)
     tokenizer.decoder = decoders.ByteLevel()
     kinds = gguf.metadata.get("tokenizer.ggml.token_type")
