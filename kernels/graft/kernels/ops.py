@@ -11,6 +11,7 @@ chunk or as a tree node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -136,6 +137,36 @@ class RopeTable:
     sin: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSpec:
+    """One decoder layer of the Llama family, its weights packed by the ops that will run it.
+
+    attention_norm, mlp_norm: [hidden]; q_norm, k_norm: [head_dim], both None without head norms.
+    qkv: q | k | v; gate_up: gate | up. window: as in `Ops.attend`.
+    """
+
+    attention_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    rope: RopeTable
+    num_heads: int
+    head_dim: int
+    eps: float
+    window: int
+
+
+class Stack(Protocol):
+    """Decoder layers that run in one call, with the bits of the single ops."""
+
+    def run_(self, hidden: Tensor, layers: range, kv: KvCache, rows: StepRows) -> None:
+        """In place: hidden [rows, width] passes through `layers`, keys and values are written."""
+
+
 class Ops(Protocol):
     """What a device computes. Inputs and outputs are contiguous float32 unless said otherwise."""
 
@@ -177,6 +208,9 @@ class Ops(Protocol):
 
         With a window w, a row at position p sees keys at positions p - w + 1 .. p.
         """
+
+    def stack(self, layers: Sequence[LayerSpec]) -> Stack | None:
+        """The layers as one call; None where this device runs them op by op."""
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32, the target's own token after each row; -1 where

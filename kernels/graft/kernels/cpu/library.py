@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from ctypes import CDLL, Structure, c_float, c_int, c_int64, c_void_p
 from functools import cache
@@ -51,6 +52,28 @@ class CStepRows(Structure):
     )
 
 
+class CDecoderLayer(Structure):
+    """DecoderLayer of layer.cpp."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("output", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("half", c_int64),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+    )
+
+
 _P, _I, _F = c_void_p, c_int64, c_float
 _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     "graft_pool_create": (_P, (c_int,)),
@@ -70,6 +93,10 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
         None,
         (_P, _P, _P, _P, _I, _I, _F, _I, _P),
     ),
+    "graft_layers": (None, (_P, _P, _P, _I, _P, _P)),
+    "graft_choose": (None, (_P, _P, _P)),
+    "graft_target_probs": (None, (_P, _P, _P)),
+    "graft_accept": (None, (_I, _P, _P, _P, _P, _P, _I, _P, _P)),
     "graft_keep": (None, (_P, _P, _I, _I, _I, _P, _P, _I)),
 }
 
@@ -98,6 +125,14 @@ def load(isa: str | None = None) -> tuple[str, CDLL] | None:
     library = _open(name)
     assert library is not None
     return name, library
+
+
+class Workers:
+    """Threads of a library, stopped when the last holder is gone."""
+
+    def __init__(self, library: CDLL, threads: int) -> None:
+        self.address: int = library.graft_pool_create(threads)
+        weakref.finalize(self, library.graft_pool_destroy, self.address)
 
 
 @cache

@@ -6,6 +6,7 @@ reduction order depends on the number of rows, so it is not batch-invariant.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.kernels.cpu.plain_choice import accept, choose
-from graft.kernels.ops import ChoiceRows, KvCache, Linear, RopeTable, StepRows, TreeRows
+from graft.kernels.ops import (
+    ChoiceRows,
+    KvCache,
+    LayerSpec,
+    Linear,
+    RopeTable,
+    Stack,
+    StepRows,
+    TreeRows,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +121,10 @@ class TorchOps:
             keys, values = kv.keys[layer][slots], kv.values[layer][slots]
             out[members] = _attend(q[members], keys, values, visible, scale)
         return out
+
+    def stack(self, layers: Sequence[LayerSpec]) -> Stack | None:
+        """None: layers run op by op."""
+        return None
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32."""

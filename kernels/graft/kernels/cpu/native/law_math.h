@@ -1,0 +1,105 @@
+// log, exp and noise of the sampling law: the operations of reference/float_math.py and of
+// graft.common.noise, bit for bit. The unit is compiled with -ffp-contract=off.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace graft {
+
+constexpr float kWeightOne = 1099511627776.0f;  // 2^40, see WEIGHT_ONE
+constexpr float kExpLowest = -87.0f;
+constexpr float kGreedyBelow = 1e-5f;
+constexpr float kHighestNoise = 16.635532f;  // of the greatest of the 2^23 uniforms
+constexpr int kNoiseShift = 9;               // a uniform is ((word >> 9) + 0.5) * 2^-23
+
+inline std::int32_t bits_of(float x) {
+    std::int32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+
+inline float float_of(std::int32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+// Of a positive normal number.
+inline float log32(float x) {
+    const std::int32_t bits = bits_of(x);
+    const std::int32_t exponent = (bits - 0x3F3504F3) >> 23;
+    const float f = float_of(bits - (exponent << 23)) - 1.0f;
+    const float e = float(exponent);
+    const float square = f * f;
+    float y = -0.07634322345256805f;
+    y = y * f + 0.12761519849300385f;
+    y = y * f + -0.1316022127866745f;
+    y = y * f + 0.1420176774263382f;
+    y = y * f + -0.16623353958129883f;
+    y = y * f + 0.20001226663589478f;
+    y = y * f + -0.250008225440979f;
+    y = y * f + 0.3333333134651184f;
+    y = y * f * square;
+    y = y + e * -0.00021219444170128554f;
+    y = y - 0.5f * square;
+    return (f + y) + e * 0.693359375f;
+}
+
+// Of a number at or below 0.
+inline float exp32(float x) {
+    const float clipped = x > kExpLowest ? x : kExpLowest;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float n = (clipped * 1.4426950216293335f + magic) - magic;
+    const float r = (clipped - n * 0.693359375f) - n * -0.00021219444170128554f;
+    float y = 0.0013814606936648488f;
+    y = y * r + 0.008368710987269878f;
+    y = y * r + 0.04166838899254799f;
+    y = y * r + 0.1666652113199234f;
+    y = y * r + 0.4999999403953552f;
+    y = (y * (r * r) + r) + 1.0f;
+    const float power = float_of((std::int32_t(n) + 127) << 23);
+    return x < kExpLowest ? 0.0f : y * power;
+}
+
+// -log(-log u) of the uniform in a word's upper bits.
+inline float noise_of(std::uint32_t word) {
+    const float u = (float(std::int32_t(word >> kNoiseShift)) + 0.5f) * 1.1920928955078125e-07f;  // 2^-23
+    return -log32(-log32(u));
+}
+
+constexpr int kBlocks = 16;               // Philox counters at a time
+constexpr int kGroup = 4 * kBlocks;       // tokens they serve
+
+// words[4 * i + w] is word w of Philox4x32-10 at counter (first + i, position, 0, 0).
+inline void philox_group(std::uint64_t seed, std::uint32_t first, std::uint32_t position,
+                         std::uint32_t* words) {
+    std::uint32_t x0[kBlocks], x1[kBlocks], x2[kBlocks], x3[kBlocks];
+    for (int i = 0; i < kBlocks; ++i) {
+        x0[i] = first + std::uint32_t(i);
+        x1[i] = position;
+        x2[i] = 0;
+        x3[i] = 0;
+    }
+    std::uint32_t k0 = std::uint32_t(seed), k1 = std::uint32_t(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        for (int i = 0; i < kBlocks; ++i) {
+            const std::uint64_t product0 = std::uint64_t(x0[i]) * 0xD2511F53u;
+            const std::uint64_t product1 = std::uint64_t(x2[i]) * 0xCD9E8D57u;
+            x0[i] = std::uint32_t(product1 >> 32) ^ x1[i] ^ k0;
+            x1[i] = std::uint32_t(product1);
+            x2[i] = std::uint32_t(product0 >> 32) ^ x3[i] ^ k1;
+            x3[i] = std::uint32_t(product0);
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    for (int i = 0; i < kBlocks; ++i) {
+        words[4 * i] = x0[i];
+        words[4 * i + 1] = x1[i];
+        words[4 * i + 2] = x2[i];
+        words[4 * i + 3] = x3[i];
+    }
+}
+
+}  // namespace graft

@@ -1,0 +1,70 @@
+"""A run of decoder layers as one call into the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import CDLL
+
+from torch import Tensor
+
+from graft.kernels.cpu.library import CDecoderLayer, Workers
+from graft.kernels.cpu.native_linear import NativeLinear
+from graft.kernels.cpu.native_views import CViews, floats
+from graft.kernels.ops import KvCache, LayerSpec, Linear, StepRows
+
+
+class NativeStack:
+    """Layers in their C form; holds the tensors they point to."""
+
+    def __init__(self, library: CDLL, workers: Workers, layers: Sequence[LayerSpec]) -> None:
+        self._run = library.graft_layers
+        self._workers = workers
+        self._layers = tuple(layers)
+        self._structs = (CDecoderLayer * len(layers))(*map(_layer, layers))
+        self._views = CViews()
+
+    def run_(self, hidden: Tensor, layers: range, kv: KvCache, rows: StepRows) -> None:
+        """In place: hidden [rows, width] passes through `layers`."""
+        if not layers:
+            return
+        if not (layers.step == 1 and 0 <= layers.start and layers.stop <= len(self._layers)):
+            raise ValueError(f"layers are {layers}, expected a run within 0..{len(self._layers)}")
+        spec = self._layers[layers.start]
+        expected = (rows.positions.shape[0], spec.qkv.in_features)
+        if hidden.shape != expected:
+            raise ValueError(f"hidden is {tuple(hidden.shape)}, expected {expected}")
+        first = ctypes.addressof(self._structs) + layers.start * ctypes.sizeof(CDecoderLayer)
+        self._run(
+            self._workers.address,
+            first,
+            self._views.layer(kv, layers.start),
+            len(layers),
+            self._views.step(rows),
+            floats(hidden),
+        )
+
+
+def _layer(spec: LayerSpec) -> CDecoderLayer:
+    return CDecoderLayer(
+        floats(spec.attention_norm),
+        _address(spec.qkv),
+        None if spec.q_norm is None else floats(spec.q_norm),
+        None if spec.k_norm is None else floats(spec.k_norm),
+        _address(spec.output),
+        floats(spec.mlp_norm),
+        _address(spec.gate_up),
+        _address(spec.down),
+        floats(spec.rope.cos),
+        floats(spec.rope.sin),
+        spec.rope.cos.shape[1],
+        spec.num_heads,
+        spec.window,
+        spec.eps,
+        spec.head_dim**-0.5,
+    )
+
+
+def _address(weight: Linear) -> int:
+    assert isinstance(weight, NativeLinear)
+    return weight.address
