@@ -1,0 +1,319 @@
+"""Runs the proposers on one thread, for all sessions that are ready at once.
+
+Knows mirrors, seats and proposers; knows no stream and no event loop. Events come in by `post` from
+any thread, in order; outcomes leave through one callback, on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+
+from graft.common import log
+from graft.common.errors import GraftError
+from graft.common.tier import Tier
+from graft.common.tree import Tree, TreeRefused, check, trim
+from graft.draft.candidate import candidate
+from graft.draft.metrics import DraftMetrics
+from graft.draft.mirror import ChainBroken, Mirror
+from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
+from graft.v1.tree_pb2 import CandidateTree, TreeRefusal
+
+_log = log.get("engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A session has joined. `key` names this one attendance of it and is never used again."""
+
+    key: int
+    mirror: Mirror
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Verify has committed tokens."""
+
+    key: int
+    tokens: tuple[int, ...]
+    prefix_length: int
+    prefix_digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retiered:
+    """The gateway has changed the tier, from the next tree on."""
+
+    key: int
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session is over, or left."""
+
+    key: int
+
+
+Event = Opened | Committed | Retiered | Closed
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What was made for one prefix.
+
+    trees: messages ready to send; none when nothing was found.
+    verbatim: the proposer wrote the messages itself, so they pass unchecked.
+    """
+
+    key: int
+    proposer: str
+    prefix_length: int
+    prefix_digest: int
+    trees: tuple[CandidateTree, ...]
+    verbatim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """A session's mirror no longer follows verify; the engine has forgotten it."""
+
+    key: int
+    detail: str
+
+
+Outcome = Proposed | Broke
+
+
+@dataclass(slots=True, eq=False)
+class _Attended:
+    """A session in the engine. `seat` is None while its proposer's state is missing."""
+
+    key: int
+    mirror: Mirror
+    tier: Tier
+    seat: Seat | None = None
+    proposer: str = field(default="")
+
+
+class Engine:
+    """Applies events, then lets each proposer work once for all its sessions with a new prefix.
+
+    While a proposer works, events gather and are applied together before the next batch, so only
+    the newest prefix of a session is worked on.
+    """
+
+    def __init__(
+        self,
+        proposers: Mapping[str, Proposer],
+        deliver: Callable[[Sequence[Outcome]], None],
+        metrics: DraftMetrics,
+    ) -> None:
+        self._proposers = proposers
+        self._deliver = deliver
+        self._metrics = metrics
+        self._inbox: SimpleQueue[Event | None] = SimpleQueue()
+        self._sessions: dict[int, _Attended] = {}
+        self._ready: dict[int, _Attended] = {}
+        self._outcomes: list[Outcome] = []
+        self._known_to_fail: set[str] = set()
+        self._busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="draft-engine", daemon=True)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on work since the start."""
+        return self._busy_s
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Asks the thread to end after the work at hand; False when it has not by `timeout_s`.
+
+        A proposer that hangs is left behind on its daemon thread.
+        """
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def post(self, event: Event) -> None:
+        """Queues an event; from any thread."""
+        self._inbox.put(event)
+
+    def _run(self) -> None:
+        while (event := self._inbox.get()) is not None:
+            started = time.perf_counter()
+            events: list[Event] = [event]
+            stopping = False
+            while True:
+                try:
+                    more = self._inbox.get_nowait()
+                except Empty:
+                    break
+                if more is None:
+                    stopping = True
+                    break
+                events.append(more)
+            self.step(events)
+            self._busy_s += time.perf_counter() - started
+            if stopping:
+                return
+
+    def step(self, events: Sequence[Event]) -> None:
+        """Applies `events` and proposes for every session with a new prefix. The thread's body."""
+        for event in events:
+            self._apply(event)
+        ready, self._ready = list(self._ready.values()), {}
+        batches: dict[str, list[_Attended]] = {}
+        for session in ready:
+            batches.setdefault(session.tier.proposer, []).append(session)
+        for name, batch in batches.items():
+            self._propose(name, batch)
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outcomes:
+            outcomes, self._outcomes = self._outcomes, []
+            self._deliver(outcomes)
+
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, Opened):
+            session = _Attended(event.key, event.mirror, event.tier)
+            self._sessions[event.key] = self._ready[event.key] = session
+            return
+        known = self._sessions.get(event.key)
+        if known is None:
+            return
+        match event:
+            case Committed():
+                self._commit(known, event)
+            case Retiered():
+                known.tier = event.tier
+            case Closed():
+                self._forget(known)
+
+    def _commit(self, session: _Attended, event: Committed) -> None:
+        try:
+            session.mirror.commit(event.tokens, event.prefix_length, event.prefix_digest)
+        except ChainBroken as error:
+            self._forget(session)
+            self._outcomes.append(Broke(session.key, str(error)))
+            return
+        self._ready[session.key] = session
+        if session.seat is not None:
+            proposer = self._proposers[session.proposer]
+            try:
+                proposer.commit(session.seat, event.tokens)
+            except Exception as error:
+                self._failed(session.proposer, [session], error)
+
+    def _forget(self, session: _Attended) -> None:
+        self._sessions.pop(session.key, None)
+        self._ready.pop(session.key, None)
+        self._unseat(session)
+
+    def _propose(self, name: str, batch: list[_Attended]) -> None:
+        """One batch of one proposer; every session of it gets exactly one outcome."""
+        seated = [session for session in batch if self._seat(name, session)]
+        started = time.perf_counter()
+        proposals: Sequence[Proposal] = []
+        if seated:
+            try:
+                seats = [session.seat for session in seated if session.seat is not None]
+                proposals = self._proposers[name].propose(seats)
+                if len(proposals) != len(seats):
+                    raise GraftError(
+                        f"{name} made {len(proposals)} proposals for {len(seats)} sessions"
+                    )
+            except Exception as error:
+                self._failed(name, seated, error)
+                proposals = []
+        elapsed_s = time.perf_counter() - started
+        if seated:
+            self._metrics.propose_seconds.labels(name).observe(elapsed_s)
+            self._metrics.batch_sessions.observe(len(seated))
+        made = dict(zip((session.key for session in seated), proposals, strict=False))
+        for session in batch:
+            self._outcomes.append(self._proposed(session, name, made.get(session.key), elapsed_s))
+
+    def _seat(self, name: str, session: _Attended) -> bool:
+        """Seats the session at proposer `name` with its tier; False when it drafts nothing."""
+        room = max(0, session.mirror.room - 1)
+        tier = session.tier.within(session.mirror.limits.max_nodes, session.mirror.limits.max_depth)
+        tier = replace(tier, num_steps=min(tier.num_steps, room))
+        if session.proposer != name:
+            self._unseat(session)
+        if tier.off or name not in self._proposers:
+            return False
+        if session.seat is None:
+            try:
+                state = self._proposers[name].open(session.mirror)
+            except Exception as error:
+                self._failed(name, [], error)
+                return False
+            session.seat, session.proposer = Seat(session.mirror, tier, state), name
+        session.seat.tier = tier
+        return True
+
+    def _unseat(self, session: _Attended) -> None:
+        if session.seat is None:
+            return
+        seat, session.seat = session.seat, None
+        try:
+            self._proposers[session.proposer].close(seat)
+        except Exception as error:
+            self._failed(session.proposer, [], error)
+
+    def _failed(self, name: str, sessions: Sequence[_Attended], error: Exception) -> None:
+        """Counts a proposer's exception and takes its state of `sessions`, to be opened anew."""
+        self._metrics.failures.labels(name).inc()
+        if name in self._known_to_fail:
+            _log.warning("proposer failed again", proposer=name, error=repr(error))
+        else:
+            self._known_to_fail.add(name)
+            _log.error("proposer failed", proposer=name, exc_info=error)
+        for session in sessions:
+            self._unseat(session)
+
+    def _proposed(
+        self, session: _Attended, name: str, proposal: Proposal, elapsed_s: float
+    ) -> Proposed:
+        mirror = session.mirror
+        length, digest = len(mirror.prefix), mirror.prefix.digest
+        trees: tuple[CandidateTree, ...] = ()
+        verbatim = False
+        if isinstance(proposal, Wire):
+            trees, verbatim = proposal.messages, True
+        elif proposal is not None and proposal.num_nodes > 1 and session.seat is not None:
+            try:
+                trees = (candidate(_checked(proposal, session.seat), mirror, elapsed_s),)
+            except TreeRefused as error:
+                self._metrics.withheld.labels("malformed").inc()
+                self._failed(name, [session], error)
+        return Proposed(session.key, name, length, digest, trees, verbatim)
+
+
+def _checked(tree: Tree, seat: Seat) -> Tree:
+    """The tree cut to the seat's tier.
+
+    Raises:
+        TreeRefused: verify would refuse it.
+    """
+    root = seat.mirror.prefix.root
+    if int(tree.tokens[0]) != root:
+        raise TreeRefused(
+            TreeRefusal.TREE_REFUSAL_MALFORMED,
+            f"root is {int(tree.tokens[0])}, expected the last committed token {root}",
+        )
+    if tree.scores is not None and not bool((tree.scores <= 0).all()):
+        raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN or above zero")
+    tree = trim(tree, seat.tier.num_draft_tokens, seat.tier.num_steps)
+    check(tree, seat.mirror.limits)
+    return tree

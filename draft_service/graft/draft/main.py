@@ -1,0 +1,34 @@
+"""Runs one draft replica until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from graft.common import log
+from graft.common.server import wait_for_signal
+from graft.draft.server import DraftServer
+from graft.draft.settings import DraftSettings
+
+_log = log.get("main")
+
+
+def run(settings: DraftSettings) -> None:
+    """Blocks until a signal came and the replica has drained.
+
+    Raises:
+        InvalidArgument: the replica could not start with these settings.
+    """
+    log.setup("draft", settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: DraftSettings) -> None:
+    server = DraftServer(settings)
+    await server.start()
+    name = await wait_for_signal()
+    _log.info("draining", signal=name)
+    await server.stop(settings.drain_s)
+    _log.info("stopped")

@@ -1,0 +1,82 @@
+"""A session as the draft service sees it: a copy of its committed prefix that must never drift.
+
+Knows tokens, digests and the session's law; knows no proposer and no stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graft.common.errors import GraftError
+from graft.common.prefix import Prefix
+from graft.common.sampling import Sampling
+from graft.common.tree import IntArray, TreeLimits
+from graft.v1.error_reason_pb2 import ErrorReason
+
+
+class ChainBroken(GraftError):
+    """A commit does not follow from the mirror; the session has to be joined anew."""
+
+    reason = ErrorReason.ERROR_REASON_PROTOCOL
+
+
+@dataclass(slots=True, eq=False)
+class Mirror:
+    """One joined session. Belongs to the engine's thread.
+
+    prefix: prompt and committed tokens; the last one is the root.
+    prompt_length: number of leading tokens that are the prompt.
+    limits: what verify and draft agreed a tree may hold.
+    room: tokens the session may still commit; a tree deeper than room - 1 is wasted.
+    cache_salt: sessions with different salts share no cache.
+    """
+
+    session_id: int
+    prefix: Prefix
+    prompt_length: int
+    sampling: Sampling
+    limits: TreeLimits
+    room: int
+    cache_salt: str = ""
+    num_commits: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.prefix):
+            raise ChainBroken(f"session {self.session_id:x} was given an empty prefix")
+        if not 0 < self.prompt_length <= len(self.prefix):
+            raise ChainBroken(
+                f"session {self.session_id:x} has a prompt of {self.prompt_length} tokens in a "
+                f"prefix of {len(self.prefix)}"
+            )
+        self._check_range(self.prefix.tokens)
+
+    def commit(self, tokens: Sequence[int], prefix_length: int, prefix_digest: int) -> None:
+        """Extends the prefix, in place, after checking that the commit chains to it.
+
+        Raises:
+            ChainBroken: length or digest differ, or a token is not in the vocabulary; the mirror
+                is left as it was.
+        """
+        expected = len(self.prefix) + len(tokens)
+        if not tokens or prefix_length != expected:
+            raise ChainBroken(
+                f"commit of {len(tokens)} tokens leads to length {prefix_length}, "
+                f"expected {expected}"
+            )
+        added = self._check_range(tokens)
+        if self.prefix.digest_after(tokens) != prefix_digest:
+            raise ChainBroken(f"digest differs at length {prefix_length}")
+        self.prefix.extend(added)
+        self.room = max(0, self.room - len(tokens))
+        self.num_commits += 1
+
+    def _check_range(self, tokens: Sequence[int] | IntArray) -> Sequence[int] | IntArray:
+        low, high = int(np.min(tokens)), int(np.max(tokens))
+        if low < 0 or high >= self.limits.vocab_size:
+            raise ChainBroken(
+                f"a token is outside 0..{self.limits.vocab_size - 1}: {low if low < 0 else high}"
+            )
+        return tokens

@@ -1,0 +1,62 @@
+"""What waits to be written on one Rounds stream, gathered into as few messages as order allows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from graft.v1.tree_pb2 import CandidateTree
+from graft.v1.verify_pb2 import EmptyProposal, JoinSession, LeaveSession, RoundsRequest
+
+
+class Outbox:
+    """Filled by the link, emptied by its writer; one loop. `put_*` never wait.
+
+    Verify handles the parts of a message in the order joins, trees, empties, leaves. Whatever would
+    come out of order in one message therefore starts the next one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[RoundsRequest] = []
+        self._some = asyncio.Event()
+
+    def join(self, session_id: int, ticket: bytes) -> None:
+        """Asks to attend a session."""
+        last = self._last()
+        if last.trees or last.empties or last.leaves:
+            last = self._fresh()
+        last.joins.append(JoinSession(session_id=session_id, ticket=ticket))
+
+    def tree(self, tree: CandidateTree) -> None:
+        """Pushes a tree."""
+        last = self._last()
+        if any(left.session_id == tree.session_id for left in last.leaves):
+            last = self._fresh()
+        last.trees.append(tree)
+
+    def empty(self, session_id: int, prefix_length: int, prefix_digest: int) -> None:
+        """Says that there is nothing to propose for a prefix."""
+        self._last().empties.append(
+            EmptyProposal(
+                session_id=session_id, prefix_length=prefix_length, prefix_digest=prefix_digest
+            )
+        )
+
+    def leave(self, session_id: int) -> None:
+        """Ends the attendance of a session."""
+        self._last().leaves.append(LeaveSession(session_id=session_id))
+
+    async def next(self) -> RoundsRequest:
+        """The next message, as soon as there is one."""
+        await self._some.wait()
+        message = self._waiting.pop(0)
+        if not self._waiting:
+            self._some.clear()
+        return message
+
+    def _last(self) -> RoundsRequest:
+        return self._waiting[-1] if self._waiting else self._fresh()
+
+    def _fresh(self) -> RoundsRequest:
+        self._waiting.append(RoundsRequest())
+        self._some.set()
+        return self._waiting[-1]

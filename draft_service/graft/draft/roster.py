@@ -1,0 +1,312 @@
+"""The sessions of one link: who joins, what is told to the engine, which trees may go.
+
+A state machine without I/O: messages of verify and outcomes of the engine come in, events for the
+engine and entries of the outbox go out. Knows credits and order; knows no stream and no proposer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from graft.common import log
+from graft.common.errors import GraftError, reason_name
+from graft.common.prefix import Prefix
+from graft.common.sampling import sampling_from_proto
+from graft.common.tier import Tier
+from graft.common.tree import TreeLimits
+from graft.common.tree_codec import token_width
+from graft.draft.credits import Credits
+from graft.draft.engine import Broke, Closed, Committed, Event, Opened, Outcome, Proposed, Retiered
+from graft.draft.metrics import DraftMetrics
+from graft.draft.mirror import Mirror
+from graft.draft.outbox import Outbox
+from graft.draft.pairing import tier_in_force
+from graft.draft.proposers.base import ProposerInfo
+from graft.v1.error_reason_pb2 import ErrorReason
+from graft.v1.tree_pb2 import TreeRefusal
+from graft.v1.verify_pb2 import (
+    RoundsResponse,
+    SessionClosed,
+    SessionCommit,
+    SessionPrefix,
+    TreeRefused,
+)
+
+_log = log.get("roster")
+
+MAX_REJOINS = 3
+
+
+class Listener(Protocol):
+    """Who asked for a session to be attended, and wants to know how it goes."""
+
+    def attended(self, session_id: int, tier: Tier) -> None:
+        """The session has been joined; `tier` is in force."""
+        ...
+
+    def refused(self, session_id: int, reason: ErrorReason.ValueType, detail: str) -> None:
+        """The session is not, or no longer, attended."""
+        ...
+
+    def closed(self, session_id: int) -> None:
+        """Verify has finished the session, or somebody else has it attended."""
+        ...
+
+
+class Desk(Protocol):
+    """Where events for the engine go."""
+
+    def post(self, event: Event) -> None:
+        """Queues an event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What all rosters of a service share.
+
+    keys: names for attendances, never used twice.
+    routes: the roster of every attendance that the engine knows, by its key.
+    emptied: set whenever a roster loses its last session.
+    """
+
+    infos: Mapping[str, ProposerInfo]
+    engine: Desk
+    metrics: DraftMetrics
+    keys: itertools.count[int] = field(default_factory=itertools.count)
+    routes: dict[int, Roster] = field(default_factory=dict)
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Stage(Enum):
+    WAITING = "waiting for the stream"
+    JOINING = "waiting for the prefix"
+    JOINED = "joined"
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One attendance. `key` is the engine's name for it while it is joined, else None."""
+
+    session_id: int
+    ticket: bytes
+    tier: Tier
+    listener: Listener
+    stage: _Stage = _Stage.WAITING
+    key: int | None = None
+    credits: Credits = field(default_factory=lambda: Credits(0))
+    num_joins: int = 0
+    announced: bool = False
+
+
+class Roster:
+    """Sessions at one verify replica. All methods are called on the loop's thread."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._sessions: dict[int, _Session] = {}
+        self._by_key: dict[int, _Session] = {}
+        self._outbox: Outbox | None = None
+        self._limits = TreeLimits(0, 0, 0)
+        self._max_trees = 0
+
+    def __len__(self) -> int:
+        """Sessions attended or being joined."""
+        return len(self._sessions)
+
+    def attend(self, session_id: int, ticket: bytes, tier: Tier, listener: Listener) -> None:
+        """Joins a session, now or as soon as the stream is up; the newest listener keeps it."""
+        former = self._sessions.get(session_id)
+        if former is not None:
+            self._drop(session_id, leave=True)
+            former.listener.closed(session_id)
+        session = _Session(session_id, ticket, tier, listener)
+        self._sessions[session_id] = session
+        self._office.metrics.sessions.inc()
+        if self._outbox is not None:
+            self._join(session, self._outbox)
+
+    def set_tier(self, session_id: int, tier: Tier, listener: Listener) -> None:
+        """Changes the tier from the next tree on, unless somebody else has the session now."""
+        session = self._sessions.get(session_id)
+        if session is None or session.listener is not listener:
+            return
+        session.tier = tier
+        if session.key is not None:
+            self._office.engine.post(Retiered(session.key, self._in_force(tier)))
+
+    def release(self, session_id: int, listener: Listener) -> None:
+        """Leaves a session, unless somebody else has taken it over."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.listener is listener:
+            self._drop(session_id, leave=True)
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Takes what the engine made for one of this link's sessions."""
+        session = self._by_key.get(outcome.key)
+        if session is None or self._outbox is None:
+            return
+        if isinstance(outcome, Broke):
+            self._rejoin(session, self._outbox, outcome.detail)
+        else:
+            self._push(session, self._outbox, outcome)
+
+    def connected(self, outbox: Outbox, limits: TreeLimits, max_trees: int) -> None:
+        """The stream is up, with these limits: every session that waited joins through `outbox`."""
+        self._outbox, self._limits, self._max_trees = outbox, limits, max_trees
+        for session in self._sessions.values():
+            self._join(session, outbox)
+
+    def lost(self, reason: ErrorReason.ValueType, detail: str) -> None:
+        """The stream is gone, or never came: its sessions are refused."""
+        self._outbox = None
+        for session in list(self._sessions.values()):
+            self._refuse(session, reason, detail, leave=False)
+
+    def take(self, response: RoundsResponse) -> None:
+        """One message of verify, its parts in order."""
+        for prefix in response.prefixes:
+            self._prefix(prefix)
+        for commit in response.commits:
+            self._commit(commit)
+        for refusal in response.refusals:
+            self._refusal(refusal)
+        for closed in response.closed:
+            self._closed(closed)
+
+    def _prefix(self, told: SessionPrefix) -> None:
+        session = self._sessions.get(told.session_id)
+        if session is None or session.stage is _Stage.WAITING:
+            return
+        self._forget_key(session)
+        try:
+            mirror = Mirror(
+                session_id=told.session_id,
+                prefix=Prefix(np.asarray(told.tokens, np.int64).astype(np.int32)),
+                prompt_length=told.prompt_token_count,
+                sampling=sampling_from_proto(told.sampling),
+                limits=self._limits,
+                room=told.room,
+                cache_salt=told.cache_salt,
+            )
+        except GraftError as error:
+            self._refuse(session, error.reason, str(error), leave=True)
+            return
+        tier = self._in_force(session.tier)
+        session.key = key = next(self._office.keys)
+        session.stage = _Stage.JOINED
+        session.credits = Credits(self._max_trees, (len(mirror.prefix), mirror.prefix.digest))
+        self._by_key[key] = session
+        self._office.routes[key] = self
+        self._office.engine.post(Opened(key, mirror, tier))
+        if not session.announced:
+            session.announced = True
+            session.listener.attended(session.session_id, tier)
+
+    def _commit(self, told: SessionCommit) -> None:
+        session = self._sessions.get(told.session_id)
+        if session is None or session.key is None:
+            return
+        session.credits.moved(told.prefix_length, told.prefix_digest)
+        self._office.metrics.committed.inc(len(told.tokens))
+        self._office.metrics.accepted.inc(told.accepted_count)
+        self._office.engine.post(
+            Committed(session.key, tuple(told.tokens), told.prefix_length, told.prefix_digest)
+        )
+
+    def _refusal(self, told: TreeRefused) -> None:
+        self._office.metrics.tree_refusals.labels(_refusal_name(told.refusal)).inc()
+        session = self._sessions.get(told.session_id)
+        if session is not None:
+            session.credits.refused(told.prefix_length)
+
+    def _closed(self, told: SessionClosed) -> None:
+        session = self._sessions.get(told.session_id)
+        if session is None:
+            return
+        if told.error:
+            known = told.error in ErrorReason.values()
+            reason = told.error if known else ErrorReason.ERROR_REASON_INTERNAL
+            self._refuse(session, reason, "verify did not let the session be joined", leave=False)
+        else:
+            self._drop(told.session_id, leave=False)
+            session.listener.closed(told.session_id)
+
+    def _push(self, session: _Session, outbox: Outbox, made: Proposed) -> None:
+        metrics = self._office.metrics
+        if made.verbatim:
+            for tree in made.trees:
+                outbox.tree(tree)
+            return
+        for tree in made.trees:
+            withheld = session.credits.take(tree.prefix_length, tree.prefix_digest)
+            if withheld is not None:
+                metrics.withheld.labels(withheld).inc()
+                continue
+            outbox.tree(tree)
+            metrics.trees.labels(made.proposer).inc()
+            metrics.nodes.labels(made.proposer).inc(
+                len(tree.tokens) // token_width(self._limits.vocab_size)
+            )
+            metrics.tree_bytes.labels(made.proposer).inc(tree.ByteSize())
+        if not made.trees:
+            if (made.prefix_length, made.prefix_digest) == session.credits.prefix:
+                outbox.empty(session.session_id, made.prefix_length, made.prefix_digest)
+                metrics.empties.labels(made.proposer).inc()
+            else:
+                metrics.withheld.labels("stale").inc()
+
+    def _join(self, session: _Session, outbox: Outbox) -> None:
+        session.stage = _Stage.JOINING
+        session.num_joins += 1
+        outbox.join(session.session_id, session.ticket)
+
+    def _rejoin(self, session: _Session, outbox: Outbox, detail: str) -> None:
+        self._forget_key(session)
+        if session.num_joins > MAX_REJOINS:
+            self._refuse(session, ErrorReason.ERROR_REASON_PROTOCOL, detail, leave=True)
+            return
+        self._office.metrics.rejoins.inc()
+        _log.warning("chain broke", session=f"{session.session_id:016x}", detail=detail)
+        outbox.leave(session.session_id)
+        self._join(session, outbox)
+
+    def _in_force(self, tier: Tier) -> Tier:
+        return tier_in_force(tier, self._office.infos[tier.proposer], self._limits)
+
+    def _refuse(
+        self, session: _Session, reason: ErrorReason.ValueType, detail: str, *, leave: bool
+    ) -> None:
+        self._drop(session.session_id, leave=leave)
+        self._office.metrics.session_refusals.labels(reason_name(reason)).inc()
+        session.listener.refused(session.session_id, reason, detail)
+
+    def _drop(self, session_id: int, *, leave: bool) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        self._forget_key(session)
+        if leave and self._outbox is not None:
+            self._outbox.leave(session_id)
+        self._office.metrics.sessions.dec()
+        if not self._sessions:
+            self._office.emptied.set()
+
+    def _forget_key(self, session: _Session) -> None:
+        if session.key is not None:
+            self._office.engine.post(Closed(session.key))
+            del self._by_key[session.key], self._office.routes[session.key]
+            session.key = None
+
+
+def _refusal_name(refusal: TreeRefusal.ValueType) -> str:
+    if refusal not in TreeRefusal.values():
+        return "unknown"
+    return TreeRefusal.Name(refusal).removeprefix("TREE_REFUSAL_").lower()

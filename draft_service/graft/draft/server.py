@@ -1,0 +1,139 @@
+"""A draft replica: proposers, engine, links and the gRPC server that gateways speak to."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from graft.common import log, metrics
+from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
+from graft.common.errors import InvalidArgument
+from graft.common.server import GrpcServer
+from graft.draft.engine import Engine, Outcome
+from graft.draft.link import Pairing
+from graft.draft.links import Links
+from graft.draft.metrics import DraftMetrics
+from graft.draft.pairing import hello_of
+from graft.draft.proposers.base import Proposer
+from graft.draft.proposers.ngram import NgramProposer
+from graft.draft.roster import Office
+from graft.draft.service import DraftService, Parts
+from graft.draft.settings import DraftSettings
+from graft.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
+
+_log = log.get("server")
+_SERVICE = "graft.v1.DraftService"
+_ENGINE_STOP_S = 1.0
+
+MAKERS: dict[str, Callable[[DraftSettings], Proposer]] = {
+    "ngram": lambda settings: NgramProposer(settings.ngram),
+}
+
+
+def make_proposers(settings: DraftSettings) -> list[Proposer]:
+    """The proposers that the settings name, in that order.
+
+    Raises:
+        InvalidArgument: a name is unknown or given twice.
+    """
+    made: dict[str, Proposer] = {}
+    for name in settings.proposers:
+        if name not in MAKERS:
+            close = difflib.get_close_matches(name, MAKERS, n=1) or sorted(MAKERS)
+            raise InvalidArgument(
+                f"unknown proposer {name!r}; did you mean {close[0]}?", field="proposers"
+            )
+        if name in made:
+            raise InvalidArgument(f"proposer {name} is named twice", field="proposers")
+        made[name] = MAKERS[name](settings)
+    return list(made.values())
+
+
+class DraftServer:
+    """`start` makes everything and listens; `stop` drains, refuses what is left and ends.
+
+    `proposers` takes the place of those that the settings name.
+    """
+
+    def __init__(
+        self, settings: DraftSettings, proposers: Sequence[Proposer] | None = None
+    ) -> None:
+        self._settings = settings
+        chosen = make_proposers(settings) if proposers is None else proposers
+        self._proposers = {proposer.name: proposer for proposer in chosen}
+        self._infos = {name: proposer.describe() for name, proposer in self._proposers.items()}
+        self._hello = hello_of(self._infos.values(), secrets.randbits(64) or 1)
+        self.metrics = DraftMetrics()
+        self._server: GrpcServer | None = None
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions attended now."""
+        return self._links.num_sessions
+
+    async def start(self) -> int:
+        """Starts the engine and the server; returns the port.
+
+        Raises:
+            InvalidArgument: the port is in use, or plain text was asked for beyond loopback.
+        """
+        settings, loop = self._settings, asyncio.get_running_loop()
+        tls = settings.tls
+
+        def deliver(outcomes: Sequence[Outcome]) -> None:
+            # The engine may finish a batch after the loop has gone.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._links.deliver, outcomes)
+
+        self._engine = Engine(self._proposers, deliver, self.metrics)
+        self._links = Links(
+            Pairing(
+                hello=self._hello,
+                open_channel=lambda address: open_channel(
+                    address, tls=tls, plaintext_ok=settings.insecure
+                ),
+                connect_timeout_s=settings.connect_timeout_s,
+            ),
+            Office(infos=self._infos, engine=self._engine, metrics=self.metrics),
+        )
+        self._service = DraftService(
+            Parts(
+                hello=self._hello,
+                infos=self._infos,
+                links=self._links,
+                engine=self._engine,
+                metrics=self.metrics,
+                max_sessions=settings.max_sessions,
+            )
+        )
+        server = GrpcServer(
+            [_SERVICE], tls=tls, plaintext_ok=settings.insecure, message_bytes=DRAFT_MESSAGE_BYTES
+        )
+        add_DraftServiceServicer_to_server(self._service, server.server)
+        port = await server.start(settings.host, settings.port)
+        self._server = server
+        self._engine.start()
+        metrics.serve(self.metrics.registry, settings.host, settings.metrics_port)
+        await server.set_serving(True)
+        _log.info("listening", host=settings.host, port=port, proposers=list(self._infos))
+        if settings.threads > 1 and set(self._infos) == {"ngram"}:
+            _log.warning("setting is inactive", setting="threads", reason="only ngram is loaded")
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new sessions, waits up to `grace_s` for the old ones, then ends."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        self._service.draining = True
+        await server.set_serving(False)
+        deadline = time.monotonic() + grace_s
+        await self._links.wait_empty(grace_s)
+        await self._links.close()
+        self._service.end_streams()
+        await server.stop(max(0.1, deadline - time.monotonic()))
+        if not await asyncio.to_thread(self._engine.stop, _ENGINE_STOP_S):
+            _log.warning("proposer did not return", waited_s=_ENGINE_STOP_S)

@@ -1,0 +1,93 @@
+"""Settings of a draft replica, read once at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from graft.common.channel import Tls
+from graft.common.config import Settings
+from graft.common.log import LogFormat
+from graft.draft.proposers.ngram import MatchType, NgramOptions, Share
+
+
+class DraftSettings(Settings):
+    """How a draft replica listens, what it proposes with, and how much of it."""
+
+    section: ClassVar[str] = "draft"
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(7002, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    proposers: list[str] = Field(
+        ["ngram"], min_length=1, description="Proposers to load; the first is the default."
+    )
+    num_draft_tokens: int = Field(
+        12, ge=2, le=1024, description="Nodes of a tree by default, root included."
+    )
+    ngram_min_bfs_breadth: int = Field(
+        1, ge=1, description="Children taken after the longest match."
+    )
+    ngram_max_bfs_breadth: int = Field(
+        10, ge=1, description="Children taken after the shortest match."
+    )
+    ngram_match_type: Literal["BFS", "PROB"] = Field(
+        "BFS", description="Expand matches by recency (BFS) or by frequency (PROB)."
+    )
+    ngram_max_trie_depth: int = Field(
+        18, ge=2, le=256, description="Tokens of an indexed window; matches are shorter by one."
+    )
+    ngram_min_match: int = Field(
+        1, ge=1, description="Tokens a match must have before anything is proposed."
+    )
+    ngram_capacity: int = Field(
+        10_000_000, ge=3, le=2**31 - 1, description="Nodes of one n-gram trie."
+    )
+    ngram_share: Literal["off", "tenant", "all"] = Field(
+        "off",
+        description="Whose text n-gram drafts may come from: the session's own, its tenant's "
+        "(equal cache salts), or everybody's.",
+    )
+    threads: int = Field(
+        1, ge=1, description="Threads of model proposers; n-gram look-up always uses one."
+    )
+    max_sessions: int = Field(1024, ge=1, description="Sessions attended at once.")
+    connect_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="Time a verify replica has to answer a new connection."
+    )
+    tls_ca: Path | None = Field(None, description="PEM file that checks peers (mTLS).")
+    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
+    tls_key: Path | None = Field(None, description="PEM file of our key.")
+    insecure: bool = Field(False, description="Allow plain text beyond this machine.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of /metrics on the same host; 0 is off."
+    )
+    log_level: str = Field("info", description="debug, info, warning or error.")
+    log_format: LogFormat = Field("auto", description="auto, json or text.")
+    drain_s: float = Field(5.0, ge=0, description="Time running sessions get at shutdown.")
+
+    @property
+    def tls(self) -> Tls | None:
+        """TLS files, or None when none is named."""
+        if self.tls_ca or self.tls_certificate or self.tls_key:
+            return Tls(self.tls_ca, self.tls_certificate, self.tls_key)
+        return None
+
+    @property
+    def ngram(self) -> NgramOptions:
+        """Options of the NGRAM proposer.
+
+        Raises:
+            InvalidArgument: the numbers do not go together.
+        """
+        return NgramOptions(
+            min_breadth=self.ngram_min_bfs_breadth,
+            max_breadth=self.ngram_max_bfs_breadth,
+            match_type=MatchType(self.ngram_match_type),
+            max_trie_depth=self.ngram_max_trie_depth,
+            capacity=self.ngram_capacity,
+            min_match=self.ngram_min_match,
+            share=Share(self.ngram_share),
+            num_draft_tokens=self.num_draft_tokens,
+        )
