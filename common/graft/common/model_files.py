@@ -66,7 +66,9 @@ def resolve(
     """
     report = progress or _silent
     root = cache or default_cache()
-    if model.strip().lower() == EMBEDDED:
+    if not model.strip():
+        raise ModelNotFound("the model has an empty name")
+    if model.lower() == EMBEDDED:
         return _embedded(root, weights, report)
     path = Path(model).expanduser()
     if path.is_dir():
