@@ -1,0 +1,107 @@
+"""From logits to outcomes: choose, walk, keep and score. Knows ops and laws; knows no session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.common.errors import NumericFailure
+from graft.kernels.ops import KvCache, Ops
+from graft.kernels.rows import choice_rows, tree_rows
+from graft.kernels.rules import REFUSED, Decision, decide
+from graft.v1.sampling_pb2 import AcceptRule
+from graft.verify.batch import Batch, Choice
+from graft.verify.logprobs import score_tokens
+from graft.verify.step import Outcome, Step
+
+
+def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> list[Outcome]:
+    """What every work of a step came to; in place on kv, accepted rows move to the front.
+
+    logits: [outputs, vocab], float32, one row for each of batch.output_rows.
+    """
+    decisions = _decide_all(batch.choices, logits, ops)
+    _keep(batch.choices, decisions, ops, kv)
+    outcomes = [Outcome() for _ in step.works]
+    for choice, decision in zip(batch.choices, decisions, strict=True):
+        outcomes[choice.work] = _outcome(step, choice, decision, logits)
+    for part in batch.prompt_rows:
+        session = step.works[part.work].session
+        former = outcomes[part.work]
+        scores = score_tokens(logits[part.rows], part.tokens, session.request.num_top_logprobs)
+        outcomes[part.work] = Outcome(
+            former.tokens, former.accepted, former.logprobs, scores, former.error
+        )
+    return outcomes
+
+
+def _decide_all(choices: Sequence[Choice], logits: Tensor, ops: Ops) -> list[Decision]:
+    """Sessions under the coupled rule together, the others one by one."""
+    coupled = [choice for choice in choices if _is_coupled(choice)]
+    together = iter(_decide_coupled(coupled, logits, ops) if coupled else ())
+    return [
+        next(together) if _is_coupled(choice) else decide(choice.law, logits[choice.rows])
+        for choice in choices
+    ]
+
+
+def _is_coupled(choice: Choice) -> bool:
+    return choice.law.sampling.rule in (
+        AcceptRule.ACCEPT_RULE_UNSPECIFIED,
+        AcceptRule.ACCEPT_RULE_COUPLED,
+    )
+
+
+def _decide_coupled(choices: Sequence[Choice], logits: Tensor, ops: Ops) -> list[Decision]:
+    laws = [choice.law for choice in choices]
+    index = np.concatenate([np.arange(c.rows.start, c.rows.stop) for c in choices])
+    chosen_from = logits[: len(index)]
+    if len(index) and int(index[-1]) != len(index) - 1:
+        chosen_from = logits[torch.from_numpy(index)]
+    trees = tree_rows([law.tree for law in laws])
+    chosen = ops.choose(chosen_from, choice_rows(laws, logits.shape[1]))
+    counts, paths = ops.accept(trees, chosen)
+    tokens, starts = chosen.tolist(), trees.ptr.tolist()
+    decisions = []
+    for place, (count, path) in enumerate(zip(counts.tolist(), paths.tolist(), strict=True)):
+        nodes = tuple(path[: count + 1])
+        decisions.append(Decision(nodes, tokens[starts[place] + nodes[-1]]))
+    return decisions
+
+
+def _keep(choices: Sequence[Choice], decisions: Sequence[Decision], ops: Ops, kv: KvCache) -> None:
+    """Moves the keys and values of accepted nodes to the front of their trees' slots."""
+    source: list[int] = []
+    target: list[int] = []
+    for choice, decision in zip(choices, decisions, strict=True):
+        for place, node in enumerate(decision.nodes):
+            if node != place:
+                source.append(int(choice.write_slots[node]))
+                target.append(int(choice.write_slots[place]))
+    if source:
+        ops.keep(
+            kv,
+            torch.tensor(source, dtype=torch.int32),
+            torch.tensor(target, dtype=torch.int32),
+        )
+
+
+def _outcome(step: Step, choice: Choice, decision: Decision, logits: Tensor) -> Outcome:
+    session = step.works[choice.work].session
+    if decision.token == REFUSED:
+        return Outcome(
+            error=NumericFailure(
+                f"the target's logits after token {session.length} of the session are not numbers, "
+                "or leave nothing to choose"
+            )
+        )
+    drafted = choice.law.tree.tokens[list(decision.nodes[1:])].tolist()
+    tokens = (*drafted, decision.token)
+    if not session.request.want_logprobs:
+        return Outcome(tokens, len(drafted))
+    rows = logits[choice.rows][torch.tensor(decision.nodes)]
+    scores = score_tokens(rows, np.asarray(tokens, np.int32), session.request.num_top_logprobs)
+    return Outcome(tokens, len(drafted), scores)

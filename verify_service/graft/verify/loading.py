@@ -1,0 +1,91 @@
+"""Brings a target up: files, memory plan, weights, KV pool. Runs on a thread of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from graft.common import log
+from graft.common.errors import InvalidArgument
+from graft.common.model_cache import Progress
+from graft.common.model_files import resolve
+from graft.kernels.ops import KvCache, Ops, select
+from graft.verify.memory import Demand, MemoryPlan, ModelSizes, available_bytes, plan_memory
+from graft.verify.settings import VerifySettings
+from graft.verify.target.config import DecoderConfig
+from graft.verify.target.load import Target, estimate_memory, load_target, read_config
+
+_log = log.get("loading")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A target ready to run, and the KV pool beside it."""
+
+    target: Target
+    ops: Ops
+    kv: KvCache
+    plan: MemoryPlan
+
+
+def load(settings: VerifySettings, progress: Progress) -> Loaded:
+    """Resolves, plans, loads; nothing large is allocated before the plan holds.
+
+    Raises:
+        InvalidArgument: a limit contradicts the model, or the memory does not suffice.
+        ModelNotFound, Unsupported: as `resolve`, `select` and `load_target`.
+    """
+    ops = select(settings.device, settings.threads, settings.kernels)
+    files = resolve(settings.model, weights=True, progress=progress)
+    config = read_config(files)
+    context = settings.context_length or config.context_length
+    if context > config.context_length:
+        raise InvalidArgument(
+            f"context_length is {context}, model {files.name} has {config.context_length}",
+            field="context_length",
+        )
+    budget = available_bytes(settings.memory_gb)
+    plan = plan_memory(_sizes(config, context), _demand(settings), budget)
+    _log.info("memory planned", model=files.name, kv_tokens=plan.kv_tokens)
+    for line in plan.lines():
+        _log.info("memory share", **line)
+    if plan.kv_tokens < context:
+        _log.warning(
+            "context shortened", asked=context, served=plan.kv_tokens, reason="the KV budget"
+        )
+        context = plan.kv_tokens
+    target = load_target(files, ops, progress, context)
+    return Loaded(target, ops, _kv_cache(config, plan, settings.page_tokens, ops), plan)
+
+
+def _kv_cache(config: DecoderConfig, plan: MemoryPlan, page_tokens: int, ops: Ops) -> KvCache:
+    shape = (config.num_layers, plan.kv_tokens, config.num_kv_heads, config.head_dim)
+    return KvCache(
+        keys=torch.zeros(shape, device=ops.device),
+        values=torch.zeros(shape, device=ops.device),
+        page_tokens=page_tokens,
+    )
+
+
+def _sizes(config: DecoderConfig, context: int) -> ModelSizes:
+    estimate = estimate_memory(config, context)
+    return ModelSizes(
+        weight_bytes=estimate.weight_bytes,
+        kv_bytes_per_token=estimate.kv_bytes_per_token,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        widest=max(2 * config.intermediate_size, config.query_width + 2 * config.kv_width),
+        context_length=context,
+    )
+
+
+def _demand(settings: VerifySettings) -> Demand:
+    return Demand(
+        kv_tokens=settings.kv_tokens,
+        page_tokens=settings.page_tokens,
+        max_step_rows=settings.max_step_rows,
+        max_nodes=settings.max_nodes,
+        max_trees=settings.max_trees,
+        max_running=settings.max_running,
+    )

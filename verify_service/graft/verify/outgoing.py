@@ -1,0 +1,102 @@
+"""What waits to be sent to one draft service: batched, ordered and bounded.
+
+Knows messages and time; knows no session and no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from graft.common.errors import GraftError, Stalled
+from graft.v1 import verify_pb2
+from graft.verify.events import ClosedTold, CommitTold, PrefixTold, RefusalTold, StreamEvent
+from graft.verify.wire import add_told
+
+MAX_EVENTS = 4096
+MAX_AGE_S = 10.0
+
+_RANK = {PrefixTold: 0, CommitTold: 1, RefusalTold: 2, ClosedTold: 3}
+
+
+class Outgoing:
+    """The queue of one stream. Everything that waits goes out together, in as few messages as
+    keep each session's events in the order in which the parts of a message are handled."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, StreamEvent]] = deque()
+        self._changed = asyncio.Event()
+        self._error: GraftError | None = None
+        self._closed = False
+        self._sequence = 0
+        self.task: asyncio.Task[object] | None = None
+        self.writing = False
+
+    def add(self, event: StreamEvent, now: float) -> bool:
+        """Queues an event; False when the peer has not read for too long or left too much unread.
+
+        The stream is then of no use: its peer would only draft for prefixes long passed.
+        """
+        if self._closed:
+            return True
+        if self._waiting and (
+            len(self._waiting) >= MAX_EVENTS or now - self._waiting[0][0] > MAX_AGE_S
+        ):
+            self.fail(Stalled("the draft service did not read its rounds in time"))
+            return False
+        self._waiting.append((now, event))
+        self._changed.set()
+        return True
+
+    def fail(self, error: GraftError) -> None:
+        """Ends the stream by an error, at once where its peer does not even take what is sent."""
+        if self._closed:
+            return
+        self._error = error
+        self.close()
+        self._waiting.clear()
+        if self.writing and self.task is not None:
+            self.task.cancel()
+
+    def close(self) -> None:
+        """Ends the stream after what waits."""
+        self._closed = True
+        self._changed.set()
+
+    def welcome(
+        self, description: verify_pb2.VerifyServiceDescribeResponse
+    ) -> verify_pb2.RoundsResponse:
+        """The first message."""
+        return self._message(welcome=description)
+
+    async def next(self) -> verify_pb2.RoundsResponse | None:
+        """The next message; None at the end of the stream.
+
+        Raises:
+            GraftError: the stream was failed.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._message()
+        ranks: dict[int, int] = {}
+        while self._waiting:
+            _, event = self._waiting[0]
+            rank = _RANK[type(event)]
+            if rank < ranks.get(event.session_id, 0):
+                break
+            ranks[event.session_id] = rank
+            add_told(message, event)
+            self._waiting.popleft()
+        return message
+
+    def _message(
+        self, welcome: verify_pb2.VerifyServiceDescribeResponse | None = None
+    ) -> verify_pb2.RoundsResponse:
+        message = verify_pb2.RoundsResponse(sequence=self._sequence, welcome=welcome)
+        self._sequence += 1
+        return message

@@ -1,0 +1,233 @@
+"""One verify replica: its gRPC server, its loading, its engine and its health."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from graft.common import log, metrics
+from graft.common.channel import Tls
+from graft.common.errors import Draining
+from graft.common.server import GrpcServer
+from graft.common.tree import TreeLimits
+from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.verify.door import Door
+from graft.verify.engine import Engine
+from graft.verify.incoming import Identity
+from graft.verify.loading import Loaded, load
+from graft.verify.metrics import VerifyMetrics
+from graft.verify.pages import PagePool
+from graft.verify.runner import Runner
+from graft.verify.scheduler import Scheduler, SchedulerLimits
+from graft.verify.service import Serving, VerifyService
+from graft.verify.settings import VerifySettings
+
+_log = log.get("server")
+
+SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+_CLOSE_S = 1.0
+_ENGINE_STOP_S = 10.0
+_WATCH_SHARE = 0.25
+_WATCH_MAX_S = 1.0
+
+
+class VerifyServer:
+    """Binds at once, loads in the background, serves when ready, drains when stopped."""
+
+    def __init__(self, settings: VerifySettings) -> None:
+        """Checks what the settings say together.
+
+        Raises:
+            InvalidArgument: two of them contradict each other.
+        """
+        settings.check_limits()
+        self.settings = settings
+        self.metrics = VerifyMetrics()
+        self.engine: Engine | None = None
+        self._grpc: GrpcServer | None = None
+        self._service: VerifyService | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: asyncio.Future[None] | None = None
+
+    async def start(self) -> int:
+        """Binds the port and begins to load; returns the port. NOT_SERVING until ready.
+
+        Raises:
+            InvalidArgument: the port is in use, or plain text was asked for beyond loopback.
+        """
+        settings, loop = self.settings, asyncio.get_running_loop()
+        self._service = VerifyService(self.metrics)
+        self._grpc = GrpcServer([SERVICE_NAME], tls=_tls(settings), plaintext_ok=settings.insecure)
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._service, self._grpc.server)
+        await self._grpc.set_serving(False)
+        port = await self._grpc.start(settings.host, settings.port)
+        self._ready = loop.create_future()
+        self._ready.add_done_callback(_seen)
+        loaded: asyncio.Future[Loaded] = loop.create_future()
+        threading.Thread(
+            target=self._load, args=(loop, loaded), name="graft-load", daemon=True
+        ).start()
+        self._tasks.append(loop.create_task(self._serve(loaded)))
+        _log.info("listening", host=settings.host, port=port)
+        return port
+
+    async def ready(self) -> None:
+        """Returns once sessions are served.
+
+        Raises:
+            GraftError: the model cannot be served; the sentence says why.
+        """
+        assert self._ready is not None, "the server was not started"
+        await asyncio.shield(self._ready)
+
+    async def stop(self, grace_s: float) -> None:
+        """NOT_SERVING first; sessions have `grace_s` to end, then they are told to move."""
+        if self._grpc is None or self._service is None:
+            return
+        await self._grpc.set_serving(False)
+        if self.engine is not None:
+            self.engine.submit(lambda scheduler, _: scheduler.drain())
+            await self._service.wait_idle(grace_s)
+            self._service.fail_sessions(Draining("this replica is shutting down"))
+            self._service.close_streams()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._grpc.stop(_CLOSE_S)
+        if self.engine is not None:
+            stopped = await asyncio.to_thread(self.engine.stop, _ENGINE_STOP_S)
+            if not stopped:
+                _log.warning("engine abandoned", reason="its step did not end")
+        _log.info("stopped")
+
+    def _load(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[Loaded]) -> None:
+        """Loads on this thread and hands the result to the loop."""
+
+        def tell(stage: str, share: float) -> None:
+            assert self._service is not None
+            self._service.loading = f"the model is loading: {stage}, {share:.0%}"
+
+        def settle(result: Loaded | None, error: Exception | None) -> None:
+            if loaded.cancelled():
+                return
+            if error is not None:
+                loaded.set_exception(error)
+            elif result is not None:
+                loaded.set_result(result)
+
+        result, failure = None, None
+        try:
+            result = load(self.settings, tell)
+        except Exception as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    async def _serve(self, loaded: asyncio.Future[Loaded]) -> None:
+        """Waits for the model, opens the service, then watches the engine."""
+        assert self._ready is not None and self._grpc is not None and self._service is not None
+        try:
+            self._open(await loaded)
+        except Exception as error:
+            self._service.loading = f"the model could not be loaded: {error}"
+            self._ready.set_exception(error)
+            return
+        await self._grpc.set_serving(True)
+        self._ready.set_result(None)
+        await self._watch(self._grpc, self._service)
+
+    def _open(self, loaded: Loaded) -> None:
+        assert self._service is not None
+        settings, target, service = self.settings, loaded.target, self._service
+        pool = PagePool(loaded.plan.kv_tokens // settings.page_tokens, settings.page_tokens)
+        limits = SchedulerLimits(
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            max_step_rows=settings.max_step_rows,
+            chunk_tokens=settings.chunk_tokens,
+        )
+        scheduler = Scheduler(limits, pool)
+        engine = Engine(scheduler, Runner(target.decoder, loaded.ops, loaded.kv), service.deliver)
+        service.serve(
+            Serving(
+                engine=engine,
+                door=Door(
+                    target.vocab_size, target.context_length, frozenset(target.eos_token_ids)
+                ),
+                limits=TreeLimits(settings.max_nodes, settings.max_depth, target.vocab_size),
+                identity=Identity(target.vocab_size, target.tokenizer_digest),
+                description=self._description(loaded),
+                max_trees=settings.max_trees,
+            )
+        )
+        self.metrics.attach(scheduler.tally, lambda: _gauges(scheduler, service))
+        metrics.serve(self.metrics.registry, settings.host, settings.metrics_port)
+        engine.start()
+        self.engine = engine
+        _log.info(
+            "ready",
+            model=target.name,
+            ops=loaded.ops.name,
+            context_length=target.context_length,
+            kv_tokens=loaded.plan.kv_tokens,
+            max_running=settings.max_running,
+        )
+
+    def _description(self, loaded: Loaded) -> verify_pb2.VerifyServiceDescribeResponse:
+        settings, target = self.settings, loaded.target
+        return verify_pb2.VerifyServiceDescribeResponse(
+            model_id=target.name,
+            vocab_size=target.vocab_size,
+            tokenizer_digest=target.tokenizer_digest,
+            context_length=target.context_length,
+            max_nodes=settings.max_nodes,
+            max_depth=settings.max_depth,
+            max_trees=settings.max_trees,
+            eos_token_ids=target.eos_token_ids,
+            precision=settings.precision,
+            device=settings.device,
+            max_running_sessions=settings.max_running,
+            hidden_size=target.config.hidden_size,
+            layer_count=target.config.num_layers,
+        )
+
+    async def _watch(self, server: GrpcServer, service: VerifyService) -> None:
+        """Health follows the engine: a step that does not end makes the replica NOT_SERVING."""
+        assert self.engine is not None
+        stalled = False
+        while True:
+            await asyncio.sleep(min(self.settings.stall_s * _WATCH_SHARE, _WATCH_MAX_S))
+            snapshot = self.engine.snapshot()
+            now_stalled = not snapshot.alive or snapshot.busy_s > self.settings.stall_s
+            if now_stalled == stalled:
+                continue
+            stalled = now_stalled
+            service.set_stalled(stalled)
+            await server.set_serving(not stalled)
+            if stalled:
+                _log.error("engine stalled", alive=snapshot.alive, busy_s=snapshot.busy_s)
+            else:
+                _log.info("engine recovered")
+
+
+def _gauges(scheduler: Scheduler, service: VerifyService) -> dict[str, int]:
+    places = scheduler.places
+    return {
+        "running": len(places.running),
+        "waiting": len(places.waiting),
+        "free": places.pool.num_free,
+        "used": places.pool.num_used,
+        "cached": places.pool.num_cached,
+        "dropped_streams": service.num_dropped,
+    }
+
+
+def _tls(settings: VerifySettings) -> Tls | None:
+    given = (settings.tls_ca, settings.tls_certificate, settings.tls_key)
+    return Tls(*given) if any(given) else None
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    """Nobody has to ask `ready`; a failure is in the log and in every answer."""
+    if not future.cancelled():
+        future.exception()

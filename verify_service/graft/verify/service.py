@@ -1,0 +1,332 @@
+"""The gRPC face of a replica: Describe, Generate and Rounds over one engine.
+
+A thin shell: checks at the door, commands to the engine, events to the streams. Runs on the event
+loop and only waits there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from graft.common import log
+from graft.common.channel import PROTOCOL_REVISION
+from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled
+from graft.common.tree import TreeLimits
+from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.verify.door import ACCEPT_RULES, Door, tree_deadline
+from graft.verify.engine import Engine
+from graft.verify.events import (
+    Committed,
+    Event,
+    Failed,
+    Finished,
+    Opened,
+    SessionEvent,
+)
+from graft.verify.incoming import Identity, check_hello, command_of
+from graft.verify.metrics import VerifyMetrics
+from graft.verify.outgoing import Outgoing
+from graft.verify.scheduler import Scheduler
+from graft.verify.session import Session
+from graft.verify.wire import committed_message, finished_message
+
+_log = log.get("service")
+
+FIRST_MESSAGE_S = 30.0
+_MAX_UNAPPLIED = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """What the service answers with once the model is there."""
+
+    engine: Engine
+    door: Door
+    limits: TreeLimits
+    identity: Identity
+    description: verify_pb2.VerifyServiceDescribeResponse
+    max_trees: int
+
+
+class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
+    """Answers for one replica; `serve` gives it its engine, `deliver` the engine's events."""
+
+    def __init__(self, metrics: VerifyMetrics) -> None:
+        self.incarnation_id = secrets.randbits(64) or 1
+        self.loading = "the model is loading"
+        self.num_dropped = 0
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._serving: Serving | None = None
+        self._stalled = False
+        self._sessions: dict[int, asyncio.Queue[SessionEvent]] = {}
+        self._streams: dict[int, Outgoing] = {}
+        self._stream_numbers = itertools.count(1)
+        self._readers: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def serve(self, serving: Serving) -> None:
+        """Begins to answer."""
+        self._serving = serving
+
+    def deliver(self, events: list[Event]) -> None:
+        """Hands the engine's events to their streams; called on the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._dispatch, events)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def set_stalled(self, stalled: bool) -> None:
+        """While stalled, running and new sessions end by an error, so that they move elsewhere."""
+        if stalled and not self._stalled:
+            self.fail_sessions(Stalled("this replica's engine makes no progress"))
+        self._stalled = stalled
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Returns when no Generate call is open, or when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+
+    def fail_sessions(self, error: GraftError) -> None:
+        """Ends every Generate call by an error."""
+        for session_id, events in self._sessions.items():
+            events.put_nowait(Failed(session_id, error))
+
+    def close_streams(self) -> None:
+        """Ends every Rounds call."""
+        for outgoing in self._streams.values():
+            outgoing.close()
+
+    async def Describe(
+        self,
+        request: verify_pb2.VerifyServiceDescribeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> verify_pb2.VerifyServiceDescribeResponse:
+        """What a peer must know before pairing."""
+        return self._describe(self._ready())
+
+    async def Generate(
+        self,
+        request_iterator: AsyncIterator[verify_pb2.GenerateRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+        """Runs one session; leaving in any way but its end cancels it."""
+        serving = self._ready()
+        if self._stalled:
+            raise Stalled("this replica's engine makes no progress", retry_after_s=1.0)
+        first = await _first(request_iterator)
+        if first.WhichOneof("request") != "open":
+            raise ProtocolBroken("the first message of Generate must be open", field="request")
+        request, ending = serving.door.check(first.open)
+        session = Session(
+            self._new_session_id(), secrets.token_bytes(16), request, ending, serving.max_trees
+        )
+        session_id = session.session_id
+        events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._sessions[session_id] = events
+        self._idle.clear()
+        serving.engine.submit(lambda scheduler, now: scheduler.open(session, now))
+        self._read(self._read_session(request_iterator, session_id, serving.engine, events))
+        try:
+            for sequence in itertools.count():
+                event = await events.get()
+                if isinstance(event, Failed):
+                    raise event.error
+                message = self._session_message(event, session)
+                message.sequence = sequence
+                yield message
+                if isinstance(event, Finished):
+                    return
+        finally:
+            del self._sessions[session_id]
+            if not self._sessions:
+                self._idle.set()
+            # Does nothing to a session that has ended.
+            serving.engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
+
+    async def Rounds(
+        self,
+        request_iterator: AsyncIterator[verify_pb2.RoundsRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[verify_pb2.RoundsResponse]:
+        """Carries trees in and commits out, for one draft service and many sessions."""
+        serving = self._ready()
+        first = await _first(request_iterator)
+        if not first.HasField("hello"):
+            raise ProtocolBroken("the first message of Rounds must hold hello", field="hello")
+        check_hello(first.hello, serving.identity)
+        stream = next(self._stream_numbers)
+        outgoing = self._streams[stream] = Outgoing()
+        outgoing.task = asyncio.current_task()
+        _log.info("draft service joined", stream=stream, incarnation=first.hello.incarnation_id)
+        try:
+            yield outgoing.welcome(self._describe(serving))
+            first.ClearField("hello")
+            self._read(self._read_rounds(first, request_iterator, stream, serving))
+            while (message := await outgoing.next()) is not None:
+                outgoing.writing = True
+                yield message
+                outgoing.writing = False
+        finally:
+            del self._streams[stream]
+            serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
+            _log.info("draft service left", stream=stream)
+
+    def _ready(self) -> Serving:
+        if self._serving is None:
+            raise NoReplica(self.loading, retry_after_s=1.0)
+        return self._serving
+
+    def _new_session_id(self) -> int:
+        while (session_id := secrets.randbits(64)) in self._sessions or not session_id:
+            pass
+        return session_id
+
+    def _session_message(
+        self, event: Opened | Committed | Finished, session: Session
+    ) -> verify_pb2.GenerateResponse:
+        match event:
+            case Opened():
+                return verify_pb2.GenerateResponse(
+                    opened=verify_pb2.SessionOpened(
+                        session_id=session.session_id,
+                        ticket=session.ticket,
+                        cached_token_count=event.cached_tokens,
+                        incarnation_id=self.incarnation_id,
+                    )
+                )
+            case Committed():
+                return verify_pb2.GenerateResponse(committed=committed_message(event))
+            case Finished():
+                return verify_pb2.GenerateResponse(finished=finished_message(event))
+
+    def _describe(self, serving: Serving) -> verify_pb2.VerifyServiceDescribeResponse:
+        snapshot = serving.engine.snapshot()
+        description = verify_pb2.VerifyServiceDescribeResponse()
+        description.CopyFrom(serving.description)
+        description.protocol_revision = PROTOCOL_REVISION
+        description.incarnation_id = self.incarnation_id
+        description.accept_rules.extend(ACCEPT_RULES)
+        description.running_session_count = snapshot.num_running
+        description.waiting_session_count = snapshot.num_waiting
+        description.kv_page_count = snapshot.num_pages
+        description.kv_page_free_count = snapshot.num_pages_free
+        description.kv_page_tokens = snapshot.page_tokens
+        description.last_progress_micros = int(snapshot.busy_s * 1e6)
+        return description
+
+    def _dispatch(self, events: list[Event]) -> None:
+        """Puts events into the queues of their streams; those of ended streams go nowhere."""
+        self._metrics.observe(events)
+        now = time.monotonic()
+        for event in events:
+            if isinstance(event, Opened | Committed | Finished | Failed):
+                if (queue := self._sessions.get(event.session_id)) is not None:
+                    queue.put_nowait(event)
+            elif (outgoing := self._streams.get(event.stream)) is not None:
+                if not outgoing.add(event, now):
+                    self._drop(event.stream)
+
+    def _drop(self, stream: int) -> None:
+        """Forgets a draft service that does not read; its sessions stop waiting for it at once."""
+        assert self._serving is not None
+        self.num_dropped += 1
+        _log.warning("draft service dropped", stream=stream)
+        self._serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
+
+    def _read(self, reading: Any) -> None:
+        """Keeps a reader alive; it ends by itself when its call does."""
+        task = self._loop.create_task(reading)
+        self._readers.add(task)
+        task.add_done_callback(self._readers.discard)
+
+    async def _applied(self, engine: Engine) -> None:
+        """Returns once the engine has applied everything submitted before."""
+        applied = asyncio.Event()
+
+        def tell(_scheduler: Scheduler, _now: float) -> None:
+            self._loop.call_soon_threadsafe(applied.set)
+
+        engine.submit(tell)
+        await applied.wait()
+
+    async def _read_session(
+        self,
+        requests: AsyncIterator[verify_pb2.GenerateRequest],
+        session_id: int,
+        engine: Engine,
+        events: asyncio.Queue[SessionEvent],
+    ) -> None:
+        """Follows the gateway's side of a session; its end cancels what is left of it."""
+        try:
+            async for message in requests:
+                match message.WhichOneof("request"):
+                    case "cancel":
+                        engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
+                    case "set_deadline":
+                        wait_s = tree_deadline(message.set_deadline.tree_deadline_micros)
+                        engine.submit(
+                            lambda scheduler, _, wait_s=wait_s: scheduler.set_deadline(  # type: ignore[misc]
+                                session_id, wait_s
+                            )
+                        )
+                    case "open":
+                        raise ProtocolBroken("open was sent twice", field="open")
+        except GraftError as error:
+            events.put_nowait(Failed(session_id, error))
+        except grpc.aio.BaseError:
+            pass
+        finally:
+            engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
+
+    async def _read_rounds(
+        self,
+        first: verify_pb2.RoundsRequest,
+        requests: AsyncIterator[verify_pb2.RoundsRequest],
+        stream: int,
+        serving: Serving,
+    ) -> None:
+        """Follows a draft service; its half-close ends the stream."""
+        outgoing = self._streams[stream]
+        try:
+            message = first
+            while True:
+                command = command_of(message, stream, serving.limits, time.monotonic())
+                serving.engine.submit(command)
+                if serving.engine.num_unapplied > _MAX_UNAPPLIED:
+                    # A flood: leave the rest in the socket until the running step is over.
+                    await self._applied(serving.engine)
+                message = await anext(requests)
+                if message.HasField("hello"):
+                    raise ProtocolBroken("hello was sent twice", field="hello")
+        except StopAsyncIteration:
+            outgoing.close()
+        except GraftError as error:
+            outgoing.fail(error)
+        except grpc.aio.BaseError:
+            pass
+
+
+async def _first(requests: AsyncIterator[Any]) -> Any:
+    """The first message of a call.
+
+    Raises:
+        ProtocolBroken: there was none in time.
+    """
+    try:
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            return await anext(requests)
+    except (StopAsyncIteration, TimeoutError):
+        raise ProtocolBroken("the call ended, or was silent, before its first message") from None

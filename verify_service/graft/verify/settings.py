@@ -1,0 +1,70 @@
+"""Settings of the verify service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from graft.common.config import Settings
+from graft.common.errors import InvalidArgument
+from graft.common.log import LogFormat
+from graft.common.tree import HARD_MAX_NODES
+
+
+class VerifySettings(Settings):
+    """One verify replica. A zero where the comment says so means "decide by what is there"."""
+
+    section: ClassVar[str] = "verify"
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(7001, ge=0, le=65535, description="port; 0 takes a free one")
+    model: str = Field(
+        "smollm2-135m-instruct", description="embedded name, Hugging Face id, folder or GGUF file"
+    )
+    precision: Literal["fp32"] = Field("fp32", description="storage type of weights and KV")
+    device: str = Field("cpu", description="where the target runs")
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="native CPU kernels, their torch fallback, or what is there"
+    )
+    threads: int = Field(2, ge=1, le=1024, description="threads of the target's kernels")
+    kv_tokens: int = Field(0, ge=0, description="KV budget in tokens; 0 derives it from memory")
+    memory_gb: float = Field(0.0, ge=0.0, description="memory budget; 0 takes what is there")
+    page_tokens: int = Field(16, ge=1, le=4096, description="tokens of a KV page")
+    max_running: int = Field(16, ge=1, le=4096, description="sessions served at once")
+    max_waiting: int = Field(256, ge=0, le=1 << 20, description="sessions that may wait")
+    max_nodes: int = Field(
+        64, ge=1, le=HARD_MAX_NODES, description="nodes of a tree, root included"
+    )
+    max_depth: int = Field(32, ge=0, le=HARD_MAX_NODES - 1, description="depth of a tree")
+    max_trees: int = Field(8, ge=1, le=64, description="trees held for a session")
+    chunk_tokens: int = Field(
+        128, ge=1, description="prompt tokens that share a step with decoding sessions"
+    )
+    max_step_rows: int = Field(512, ge=2, description="rows of one forward pass, of all sessions")
+    context_length: int = Field(0, ge=0, description="tokens of a session; 0 takes the model's")
+    tls_ca: Path | None = Field(None, description="PEM file that checks clients (mTLS)")
+    tls_certificate: Path | None = Field(None, description="PEM file of our certificate")
+    tls_key: Path | None = Field(None, description="PEM file of our key")
+    insecure: bool = Field(False, description="allow plain text beyond this machine")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0 is off")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_format: LogFormat = Field("auto", description="auto, json or text")
+    drain_s: float = Field(30.0, ge=0.0, description="how long a shutdown waits for sessions")
+    stall_s: float = Field(
+        60.0, gt=0.0, description="a step that takes longer makes the replica NOT_SERVING"
+    )
+
+    def check_limits(self) -> None:
+        """Checks what no single field can say.
+
+        Raises:
+            InvalidArgument: two limits contradict each other; the message names both.
+        """
+        if self.max_step_rows <= self.max_running:
+            raise InvalidArgument(
+                f"verify.max_step_rows is {self.max_step_rows}, expected more than max_running "
+                f"({self.max_running}): every session needs a row, and a prompt one beside them",
+                field="max_step_rows",
+            )

@@ -1,0 +1,45 @@
+"""Counts of what happened, as plain numbers. Knows no metrics library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from graft.v1.tree_pb2 import TreeRefusal
+from graft.v1.verify_pb2 import FinishReason, PlainReason
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters that only grow. pushed: hit, miss or stale, of trees sent before they were asked."""
+
+    rounds: Counter[str] = field(default_factory=Counter)
+    plain: Counter[PlainReason.ValueType] = field(default_factory=Counter)
+    refused: Counter[TreeRefusal.ValueType] = field(default_factory=Counter)
+    pushed: Counter[str] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
+    finished: Counter[FinishReason.ValueType] = field(default_factory=Counter)
+    drafted: int = 0
+    accepted: int = 0
+    committed: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    draft_timeouts: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    steps: int = 0
+    streams_dropped: int = 0
+
+    def count_round(
+        self, kept: int, accepted: int, num_drafted: int, reason: PlainReason.ValueType
+    ) -> None:
+        """One commit of `kept` tokens, of which `accepted` were drafted."""
+        plain = "prefill" if reason == PlainReason.PLAIN_REASON_PREFILL else "plain"
+        self.rounds["tree" if num_drafted else plain] += 1
+        self.committed += kept
+        self.drafted += num_drafted
+        self.accepted += accepted
+        for position in range(accepted):
+            self.accepted_at[position] += 1
+        if reason != PlainReason.PLAIN_REASON_UNSPECIFIED:
+            self.plain[reason] += 1
