@@ -101,28 +101,28 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
 }
 
 
-def available() -> tuple[str, ...]:
-    """Instruction sets that are built and that this processor runs, best first."""
-    portable = _open("portable")
+def available(folder: Path = FOLDER) -> tuple[str, ...]:
+    """Instruction sets that are built in `folder` and that this processor runs, best first."""
+    portable = _open(folder, "portable")
     if portable is None:
         return ()
     supports = portable.graft_supports
     supports.argtypes, supports.restype = (ctypes.c_char_p,), c_int
     return tuple(
-        isa for isa in INSTRUCTION_SETS if supports(isa.encode()) and _open(isa) is not None
+        isa for isa in INSTRUCTION_SETS if supports(isa.encode()) and _open(folder, isa) is not None
     )
 
 
-def load(isa: str | None = None) -> tuple[str, CDLL] | None:
+def load(isa: str | None = None, folder: Path = FOLDER) -> tuple[str, CDLL] | None:
     """The best library of this processor, or the one for `isa`, with its name; None without one.
 
     Calls into it release the interpreter lock.
     """
-    names = available()
+    names = available(folder)
     name = isa if isa is not None else next(iter(names), None)
     if name is None or name not in names:
         return None
-    library = _open(name)
+    library = _open(folder, name)
     assert library is not None
     return name, library
 
@@ -136,8 +136,8 @@ class Workers:
 
 
 @cache
-def _open(isa: str) -> CDLL | None:
-    path = FOLDER / f"libgraft_cpu_{isa}.so"
+def _open(folder: Path, isa: str) -> CDLL | None:
+    path = folder / f"libgraft_cpu_{isa}.so"
     if not path.exists():
         return None
     try:
