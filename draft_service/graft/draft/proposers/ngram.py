@@ -231,8 +231,10 @@ def expand_by_recency(
             if growth.full:
                 return
             parent, breadth, place = waiting.popleft()
+            # The end of the text itself is counted at the anchor and was followed by nothing yet.
+            seen = trie.frequency[place] - (place == anchor)
             for child in trie.recent(place, max(1, int(breadth))):
-                share = trie.frequency[child] / max(trie.frequency[place], trie.frequency[child])
+                share = trie.frequency[child] / max(seen, trie.frequency[child])
                 node = growth.add(parent, trie.token[child], share)
                 if node is not None:
                     waiting.append((node, breadth - scale, child))
