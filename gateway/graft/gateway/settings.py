@@ -18,37 +18,99 @@ class GatewaySettings(Settings):
 
     section: ClassVar[str] = "gateway"
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(8001, ge=0, le=65535)
-    verify: list[str] = Field(default_factory=lambda: ["127.0.0.1:7001"], min_length=1)
-    draft: list[str] = Field(default_factory=lambda: ["127.0.0.1:7002"])
-    model: str = "smollm2-135m-instruct"
-    served_name: str = ""
-    chat_template: str = ""
-    speculation: str = "auto"
-    tree_deadline_ms: int = Field(50, ge=0, le=10_000)
-    replay_timeout_s: float = Field(60.0, ge=0, le=3600)
-    request_timeout_s: float = Field(600.0, gt=0, le=86_400)
-    progress_timeout_s: float = Field(60.0, gt=0, le=3600)
-    poll_s: float = Field(1.0, gt=0, le=60)
-    silent_s: float = Field(5.0, gt=0, le=600)
-    stall_s: float = Field(30.0, gt=0, le=3600)
-    resolve_s: float = Field(5.0, gt=0, le=3600)
-    max_queue: int = Field(512, ge=1, le=1_000_000)
-    max_choices: int = Field(128, ge=1, le=10_000)
-    max_body_bytes: int = Field(16 << 20, ge=1024, le=1 << 30)
-    api_keys: list[str] = Field(default_factory=list)
-    stream_interval: int = Field(1, ge=1, le=1024)
-    keepalive_s: float = Field(15.0, gt=0, le=3600)
-    insecure: bool = False
-    tls_ca: Path | None = None
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    log_level: str = "info"
-    log_format: LogFormat = "auto"
-    drain_s: float = Field(30.0, ge=0, le=3600)
-    cache: Path | None = None
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 picks a free one.")
+    grpc_port: int = Field(
+        8001, ge=0, le=65535, description="Port of the gRPC API; 0 picks a free one."
+    )
+    verify: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:7001"],
+        min_length=1,
+        description="Verify replicas: host:port, or dns:///name:port for all addresses of a name.",
+    )
+    draft: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:7002"],
+        description="Draft replicas, named like verify replicas; none is allowed.",
+    )
+    model: str = Field(
+        "smollm2-135m-instruct",
+        description="Model whose tokenizer and chat template are used; the one verify serves.",
+    )
+    served_name: str = Field(
+        "", description="Name of the model in the API; empty takes the name of `model`."
+    )
+    chat_template: str = Field(
+        "", description="Text of a Jinja chat template; empty takes the model's own."
+    )
+    speculation: str = Field(
+        "auto",
+        description="For requests that do not say: auto, off, a proposer, or a tier as JSON.",
+    )
+    tree_deadline_ms: int = Field(
+        50, ge=0, le=10_000, description="How long a round waits for a tree."
+    )
+    replay_timeout_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="How long a session whose verify replica died waits for another.",
+    )
+    request_timeout_s: float = Field(
+        600.0, gt=0, le=86_400, description="How long a request may take in all."
+    )
+    progress_timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="How long a session may go without a new token."
+    )
+    poll_s: float = Field(1.0, gt=0, le=60, description="Time between two looks at every replica.")
+    silent_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="A replica that does not answer for so long is taken for dead.",
+    )
+    stall_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="A verify replica whose step takes longer gets no new sessions.",
+    )
+    resolve_s: float = Field(
+        5.0, gt=0, le=3600, description="Time between two look-ups of dns:/// names."
+    )
+    max_queue: int = Field(
+        512,
+        ge=1,
+        le=1_000_000,
+        description="Choices served or waiting at once; more are refused with 503.",
+    )
+    max_choices: int = Field(
+        128, ge=1, le=10_000, description="Choices of one request: prompts times n."
+    )
+    max_body_bytes: int = Field(
+        16 << 20, ge=1024, le=1 << 30, description="Greatest size of a request body."
+    )
+    api_keys: list[str] = Field(
+        default_factory=list, description="Keys that clients must show; none lets everybody in."
+    )
+    stream_interval: int = Field(
+        1, ge=1, le=1024, description="Rounds that share one event of a stream."
+    )
+    keepalive_s: float = Field(
+        15.0, gt=0, le=3600, description="Time between comments in a stream that is waiting."
+    )
+    insecure: bool = Field(False, description="Allow plain-text gRPC beyond this machine.")
+    tls_ca: Path | None = Field(None, description="PEM file that checks peers (mTLS).")
+    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
+    tls_key: Path | None = Field(None, description="PEM file of our key.")
+    log_level: str = Field("info", description="debug, info, warning or error.")
+    log_format: LogFormat = Field("auto", description="auto, json or text.")
+    drain_s: float = Field(
+        30.0, ge=0, le=3600, description="How long a shutdown waits for running answers."
+    )
+    cache: Path | None = Field(
+        None,
+        description="Folder of converted models; default GRAFT_CACHE or ~/.cache/graft/models.",
+    )
 
     @field_validator("speculation")
     @classmethod

@@ -1,0 +1,57 @@
+"""`graft models` on tiny models: what is listed, and what a damaged file is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from graft.cli import models
+from graft.common.errors import ModelNotFound
+from graft.testing.models import write_tiny_model
+
+
+def run(*words: str) -> None:
+    typer.main.get_command(models.command("models"))(list(words), standalone_mode=False)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
+    return write_tiny_model(tmp_path / "tiny")
+
+
+def test_a_good_folder_is_ok(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("check", str(tiny))
+    said = capsys.readouterr().out
+    assert "model      tiny" in said
+    assert said.splitlines()[-1] == "ok"
+
+
+def test_a_file_cut_short_is_told_with_both_lengths(tiny: Path) -> None:
+    weights = tiny / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    expected = f"is damaged: expected {len(whole)} bytes, got {len(whole) - 1}"
+    with pytest.raises(ModelNotFound, match=expected):
+        run("check", str(tiny))
+
+
+def test_a_file_of_something_else_is_told(tiny: Path) -> None:
+    (tiny / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelNotFound, match="header does not fit"):
+        run("check", str(tiny))
+
+
+def test_missing_weights_are_told(tiny: Path) -> None:
+    (tiny / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match=r"has no model\.safetensors"):
+        run("check", str(tiny))
+
+
+def test_the_embedded_model_is_listed_before_it_is_fetched(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("list")
+    assert "smollm2-135m-instruct  embedded  not fetched yet" in capsys.readouterr().out
