@@ -48,6 +48,8 @@ def build_tree(
 def parents_of_candidates(results: DraftResults, topk: int) -> Tensor:
     """[batch, N], int64: parent node of each node; -1 for the root.
 
+    The picked candidates of a tree are distinct and parents come first; any such order will do.
+
     Raises:
         TreeRefused: MALFORMED, when the parent of a node was not picked before it.
     """
@@ -60,7 +62,8 @@ def parents_of_candidates(results: DraftResults, topk: int) -> Tensor:
             if row == 0:
                 parents[b, i + 1] = 0
             else:
-                wanted = int(results.parent_list[b, row])
+                known = row < results.parent_list.shape[1]
+                wanted = int(results.parent_list[b, row]) if known else -1
                 if wanted not in place:
                     raise TreeRefused(
                         TreeRefusal.TREE_REFUSAL_MALFORMED,

@@ -74,12 +74,12 @@ def adjusted(logits: Tensor, rows: ChoiceRows, row: int) -> FloatArray:
         assert rows.adjust_tokens is not None
         assert rows.adjust_ratio is not None
         assert rows.adjust_shift is not None
-        for entry in range(int(rows.adjust_ptr[row]), int(rows.adjust_ptr[row + 1])):
-            token = int(rows.adjust_tokens[entry])
-            ratio = np.float32(rows.adjust_ratio[entry].item())
-            shift = np.float32(rows.adjust_shift[entry].item())
-            with np.errstate(over="ignore", invalid="ignore"):
-                x[token] = (x[token] / ratio if x[token] > 0 else x[token] * ratio) - shift
+        span = slice(int(rows.adjust_ptr[row]), int(rows.adjust_ptr[row + 1]))
+        tokens = rows.adjust_tokens[span].numpy()
+        ratio, shift = rows.adjust_ratio[span].numpy(), rows.adjust_shift[span].numpy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            old = x[tokens]
+            x[tokens] = np.where(old > 0, old / ratio, old * ratio) - shift
     if np.isnan(x).any() or np.isposinf(x).any():
         return np.full_like(x, np.nan)
     if rows.bitmask is not None:

@@ -8,6 +8,7 @@ the same with and without a tree.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +32,10 @@ class History:
     forbidden: tuple[int, ...] = ()
     forbidden_depth: int = 0
 
+    def commit(self, tokens: Iterable[int]) -> None:
+        """In place: counts tokens that the target has decided, the bonus included."""
+        self.generated.update(tokens)
+
 
 def adjust_rows(sampling: Sampling, history: History, tree: Tree) -> Adjust | None:
     """The adjust entries of every node's row, ascending by token; None when there is nothing.
@@ -46,8 +51,9 @@ def adjust_rows(sampling: Sampling, history: History, tree: Tree) -> Adjust | No
         path = [int(tree.tokens[i]) for i in tree.ancestors(node)[1:]]
         generated = history.generated + Counter(path)
         seen = history.prompt | set(generated)
-        forbidden = history.forbidden if int(tree.depth[node]) < history.forbidden_depth else ()
-        named = set(sampling.logit_bias) | set(forbidden)
+        named = set(sampling.logit_bias)
+        if history.forbidden_depth > 0:
+            named.update(history.forbidden)
         if sampling.has_penalties:
             named |= seen
         for token in sorted(named):
@@ -57,7 +63,9 @@ def adjust_rows(sampling: Sampling, history: History, tree: Tree) -> Adjust | No
                 shift += sampling.presence_penalty
             tokens.append(token)
             ratios.append(sampling.repetition_penalty if token in seen else 1.0)
-            shifts.append(float("inf") if token in forbidden else shift)
+            ends_early = int(tree.depth[node]) < history.forbidden_depth
+            forbidden = ends_early and token in history.forbidden
+            shifts.append(float("inf") if forbidden else shift)
         ptr.append(len(tokens))
     if not tokens:
         return None
