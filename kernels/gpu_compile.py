@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-MODULES = ("accept", "build_tree", "choose", "keep", "sample", "simulate", "support")
+MODULES = ("accept", "build_tree", "choose", "keep", "masks", "sample", "simulate", "support")
 TARGETS = (80, 90, 100)
 ASSEMBLERS = ("ptxas-blackwell", "ptxas")
 
