@@ -123,14 +123,17 @@ def test_an_answer_is_printed_as_it_comes() -> None:
 
 
 def test_tokens_are_coloured_by_origin() -> None:
-    trace = [{"text": "Hel", "origin": "accepted"}, {"text": "lo", "origin": "bonus"}]
-    text, _ = shown(delta("Hello", speculation_trace=trace), colour=True)
+    traced = {"token_texts": ["Hel", "lo"], "token_origins": ["accepted", "bonus"]}
+    text, answer = shown(delta("Hello", **traced), colour=True)
     assert text == "\x1b[32mHel\x1b[0m\x1b[1;33mlo\x1b[0m\n"
+    assert answer.text == "Hello"
 
 
-def test_a_trace_that_spells_another_text_is_not_trusted() -> None:
-    text, _ = shown(delta("Hello", speculation_trace=[{"text": "x", "origin": "bonus"}]))
-    assert text == "Hello\n"
+def test_a_token_that_comes_after_its_text_is_shown_once() -> None:
+    early = {"token_texts": ["Hel"], "token_origins": ["accepted"]}
+    late = {"token_texts": ["lo"], "token_origins": ["plain"]}
+    text, answer = shown(delta("Hello", **early), delta("", **late))
+    assert (text, answer.text) == ("Hello\n", "Hello")
 
 
 def test_text_cannot_steer_the_terminal() -> None:

@@ -47,7 +47,7 @@ def show(chunks: Iterable[Mapping[str, Any]], console: Console, answer: Answer) 
             text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
             answer.text += text
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            console.print(_coloured(text, choice), end="", soft_wrap=True)
+            console.print(_seen(text, choice), end="", soft_wrap=True)
     console.print()
 
 
@@ -69,14 +69,17 @@ def summary(answer: Answer) -> str:
     return ", ".join(words)
 
 
-def _coloured(text: str, choice: Mapping[str, Any]) -> Text:
-    """The text in the colours of its trace when the trace spells the same text."""
-    trace = choice.get("speculation_trace") or []
-    if "".join(str(part.get("text", "")) for part in trace) != text:
+def _seen(text: str, choice: Mapping[str, Any]) -> Text:
+    """A chunk's tokens in the colours of their origins, or its text where it carries no tokens.
+
+    A token is sent with the last of its characters, so tokens may come a little after the text;
+    both join to the same whole.
+    """
+    if "token_origins" not in choice:
         return Text(printable(text))
     line = Text()
-    for part in trace:
-        line.append(printable(str(part["text"])), style=STYLES.get(str(part.get("origin")), ""))
+    for token, origin in zip(choice["token_texts"], choice["token_origins"], strict=True):
+        line.append(printable(str(token)), style=STYLES.get(str(origin), ""))
     return line
 
 

@@ -52,7 +52,7 @@ class Law:
             "seed": self.seed,
             "stop": self.stop or None,
             "speculation": _speculation(self.speculation),
-            "speculation_trace": self.show or None,
+            "return_token_ids": self.show or None,
         }
         body.update({key: value for key, value in optional.items() if value is not None})
         return body

@@ -35,23 +35,23 @@ class RestartPolicy:
     """
 
     max_failures: int = 5
-    _failures: int = 0
+    num_failures: int = 0
     _ever_ready: bool = False
     _deaths: list[float] = field(default_factory=list)
 
     def ready(self) -> None:
         """The child serves."""
-        self._failures = 0
+        self.num_failures = 0
         self._ever_ready = True
 
     def died(self, now_s: float, code: int, *, was_ready: bool) -> Restart | GiveUp:
         """What to do about a child that ended at `now_s` with exit code `code`."""
         if not was_ready:
-            self._failures += 1
+            self.num_failures += 1
         if code == CONFIGURATION_ERROR and not self._ever_ready:
             return GiveUp("it refused to start")
-        if self._failures >= self.max_failures:
-            return GiveUp(f"it died {self._failures} times in a row before it was ready")
+        if self.num_failures >= self.max_failures:
+            return GiveUp(f"it died {self.num_failures} times in a row before it was ready")
         self._deaths = [at for at in self._deaths if now_s - at < _WINDOW_S]
         self._deaths.append(now_s)
         recent = len(self._deaths) - 1

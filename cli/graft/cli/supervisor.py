@@ -156,7 +156,7 @@ class Supervisor:
         began = time.monotonic()
         while (trouble := await asyncio.to_thread(child.spec.trouble)) is not None:
             if not again:
-                self._screen.state(child.spec.name, trouble)
+                self._screen.state(child.spec.name, _state(trouble))
             await asyncio.sleep(_PROBE_INTERVAL_S)
         child.policy.ready()
         child.ready.set()
@@ -179,7 +179,9 @@ class Supervisor:
             line = raw.decode(errors="replace").rstrip()
             if line:
                 child.tail.append(line)
-                self._screen.log(child.spec.name, line)
+                # The traceback of a child that cannot start is shown once, not at every try.
+                if child.policy.num_failures == 0:
+                    self._screen.log(child.spec.name, line)
 
     async def _end_all(self, hurry: asyncio.Event) -> None:
         for child in reversed(self._children):
@@ -207,6 +209,13 @@ def last_error(lines: Sequence[str]) -> str:
         if is_error(line):
             return plain(line).removeprefix("error: ")
     return plain(lines[-1]) if lines else "it wrote nothing"
+
+
+def _state(trouble: str) -> str:
+    """What a child that does not serve yet is doing, in the words of a start."""
+    if trouble.startswith("no answer"):
+        return "starting"
+    return "loading" if trouble == "not serving" else trouble
 
 
 def _failures(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException]:
