@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 
 def share(wants: Sequence[int], total: int) -> list[int]:
-    """Gives each at most what it wants and all at most `total`; nobody gets less than an equal
-    part unless it wants less. Earlier ones get the remainder."""
+    """Gives each at most what it wants, and all together at most `total`.
+
+    Nobody gets less than an equal part unless it wants less. A remainder that does not divide
+    goes to those who want most.
+    """
     given = [0] * len(wants)
-    open_wants = sorted(range(len(wants)), key=lambda index: wants[index])
     left = max(0, total)
-    for place, index in enumerate(open_wants):
-        equal = left // (len(open_wants) - place)
-        given[index] = min(wants[index], equal)
+    modest_first = sorted(range(len(wants)), key=lambda index: wants[index])
+    for place, index in enumerate(modest_first):
+        given[index] = min(wants[index], left // (len(wants) - place))
         left -= given[index]
-    for index, want in enumerate(wants):
-        more = min(want - given[index], left)
-        given[index] += more
-        left -= more
     return given
