@@ -171,9 +171,13 @@ def test_a_closed_session_gets_no_more_trees() -> None:
     assert echo.closed == [1]
 
 
+def _fail(seat: Seat) -> Proposal:
+    raise RuntimeError("scripted failure")
+
+
 def test_a_proposer_that_raises_proposes_nothing_and_is_opened_anew() -> None:
     echo = Watched()
-    truth, echo.guess = echo.guess, lambda seat: 1 // 0  # type: ignore[assignment]
+    truth, echo.guess = echo.guess, _fail
     bench = Bench(echo)
     outcomes = bench.step(opened(1, 5), opened(2, 6))
     assert [outcome.trees for outcome in outcomes if isinstance(outcome, Proposed)] == [(), ()]

@@ -113,15 +113,24 @@ class DraftServer:
             [_SERVICE], tls=tls, plaintext_ok=settings.insecure, message_bytes=DRAFT_MESSAGE_BYTES
         )
         add_DraftServiceServicer_to_server(self._service, server.server)
+        self._serve_metrics()
         port = await server.start(settings.host, settings.port)
         self._server = server
         self._engine.start()
-        metrics.serve(self.metrics.registry, settings.host, settings.metrics_port)
         await server.set_serving(True)
         _log.info("listening", host=settings.host, port=port, proposers=list(self._infos))
         if settings.threads > 1 and set(self._infos) == {"ngram"}:
             _log.warning("setting is inactive", setting="threads", reason="only ngram is loaded")
         return port
+
+    def _serve_metrics(self) -> None:
+        host, port = self._settings.host, self._settings.metrics_port
+        try:
+            metrics.serve(self.metrics.registry, host, port)
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}", field="metrics_port"
+            ) from error
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new sessions, waits up to `grace_s` for the old ones, then ends."""

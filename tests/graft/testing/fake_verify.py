@@ -10,13 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc.aio
-
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling, sampling_to_proto
 from graft.common.server import GrpcServer
-from graft.v1.draft_pb2 import AttendRequest, AttendResponse
 from graft.v1.verify_pb2 import (
     DraftHello,
     RoundsRequest,
@@ -223,27 +220,3 @@ async def fake_replica() -> AsyncIterator[FakeReplica]:
         yield replica
     finally:
         await replica.stop()
-
-
-class Gateway:
-    """The gateway's side of one Attend stream."""
-
-    def __init__(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        self.call = call
-        self._seen: list[Any] = []
-
-    async def send(self, **request: Any) -> None:
-        """Writes one AttendRequest."""
-        await self.call.write(AttendRequest(**request))
-
-    async def next(self, kind: str) -> Any:
-        """The next event of this kind (attended, refused, status); others stay for later."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for i, event in enumerate(self._seen):
-                    if event.WhichOneof("event") == kind:
-                        del self._seen[i]
-                        return getattr(event, kind)
-                event = await self.call.read()
-                assert isinstance(event, AttendResponse), f"the stream ended before {kind}"
-                self._seen.append(event)
