@@ -14,7 +14,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from graft.common.noise import derive_seed
 from graft.common.tier import OFF, Tier
 from graft.gateway.generation import (
     Committed,
@@ -28,7 +27,15 @@ from graft.gateway.generation import (
 from graft.gateway.metrics import RoundStages
 from graft.gateway.record import SpeculationRecord
 from graft.gateway.streams import settle
-from graft.gateway.text import Decided, Logprob, Origin, Piece, StopStrings, TextStream
+from graft.gateway.text import (
+    Decided,
+    Emitted,
+    Logprob,
+    Origin,
+    Piece,
+    StopStrings,
+    TextStream,
+)
 from graft.gateway.tokenizer import Tokenizer
 from graft.v1 import verify_pb2
 from graft.v1.verify_pb2 import FinishReason, PlainReason
@@ -99,6 +106,29 @@ class Finished:
 
 
 ChoiceEvent = Started | Delta | Finished
+
+
+@dataclass(slots=True)
+class Collected:
+    """One choice of an answer that is not streamed."""
+
+    text: str = ""
+    tokens: list[Emitted] = field(default_factory=list)
+    prompt: Sequence[PromptLogprob] = ()
+    reason: Reason = "length"
+    stop: str | int | None = None
+
+    def take(self, event: ChoiceEvent) -> None:
+        """Adds an event of this choice, in place."""
+        match event:
+            case Started():
+                pass
+            case Delta(_, piece, prompt):
+                self.text += piece.text
+                self.tokens += piece.tokens
+                self.prompt = self.prompt or prompt
+            case Finished(_, reason, stop):
+                self.reason, self.stop = reason, stop
 
 
 @dataclass(slots=True)
@@ -233,9 +263,12 @@ class Answer:
         )
 
 
+_NO_PIECE = Piece()
+
+
 @dataclass(frozen=True, slots=True)
 class _Said:
-    piece: Piece = Piece()
+    piece: Piece = _NO_PIECE
     prompt: tuple[PromptLogprob, ...] = ()
 
 
@@ -337,8 +370,3 @@ def _prompt_logprobs(plan: Plan, commit: Committed) -> tuple[PromptLogprob, ...]
         return ()
     rest = [PromptLogprob(entry.token, _logprob(entry)) for entry in commit.prompt_logprobs]
     return (PromptLogprob(plan.prompt[0], None), *rest)
-
-
-def choice_seeds(seed: int, count: int) -> Sequence[int]:
-    """The seed of every choice of a request; the first keeps the request's own."""
-    return [derive_seed(seed, index) for index in range(count)]

@@ -150,6 +150,8 @@ class Generation:
         refusal: GraftError | None = None
         declined: set[str] = set()
         while True:
+            if self._services.verify.closed:
+                raise Draining("the server is shutting down", retry_after_s=_RETRY_AFTER_S)
             replica = self._choose(declined)
             if replica is None:
                 if waiting_since is None:

@@ -55,6 +55,17 @@ class SpeculationRecord:
         self.accepted_by_position += other.accepted_by_position
 
     @property
+    def active(self) -> bool:
+        """True when the request speculates."""
+        return not self.tier.off and not self.inactive_reason
+
+    @property
+    def by_position(self) -> list[int]:
+        """Accepted tokens by depth, the first below the root first."""
+        counts = self.accepted_by_position
+        return [counts[position] for position in range(len(counts))]
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted share of the drafted tokens, 0 when nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
@@ -71,7 +82,6 @@ class SpeculationRecord:
 
     def as_body(self) -> dict[str, Any]:
         """The `metrics.speculative_decoding` object: vLLM's names, then ours."""
-        active = not self.tier.off and not self.inactive_reason
         body: dict[str, Any] = {
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_acceptance_rate": self.acceptance_rate,
@@ -85,10 +95,8 @@ class SpeculationRecord:
             "num_spec_tokens": 0 if self.tier.off else self.tier.num_steps,
             "num_rounds": self.num_rounds,
             "accept_length": self.accept_length,
-            "accepted_per_position": [
-                self.accepted_by_position[i] for i in range(len(self.accepted_by_position))
-            ],
-            "active": active,
+            "accepted_per_position": self.by_position,
+            "active": self.active,
             "tier": None if self.tier.off else tier_body(self.tier),
         }
         if self.inactive_reason:

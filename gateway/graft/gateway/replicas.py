@@ -64,13 +64,13 @@ class Watch:
 class Pairing(Generic[D]):
     """How to ask a kind of replica for its description, and what to make of the answer.
 
-    `differs` returns a sentence when the replica does not fit, `progress_age_s` how long it has
-    owed progress; zero when idle.
+    `differs` returns a sentence when the replica at an address does not fit, `progress_age_s`
+    how long it has owed progress; zero when idle.
     """
 
     kind: str
     describe: Callable[[grpc.aio.Channel, float], Awaitable[D]]
-    differs: Callable[[D], str | None]
+    differs: Callable[[str, D], str | None]
     progress_age_s: Callable[[D], float]
 
 
@@ -119,6 +119,7 @@ class Replicas(Generic[D]):
     ) -> None:
         self.changed = Signal()
         self.ever_up = False
+        self.closed = False
         self._pairing = pairing
         self._watch = watch
         self._tls = tls
@@ -164,15 +165,22 @@ class Replicas(Generic[D]):
             else:
                 self._add(address)
 
+    def abandon(self) -> None:
+        """Gives up all sessions; none is to be opened any more."""
+        self.closed = True
+        for replica in self:
+            replica.lose()
+        self.changed.notify()
+
     async def stop(self) -> None:
         """Ends all watching and closes the channels."""
+        self.abandon()
         tasks = [*self._resolvers, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         for replica in self:
-            replica.lose()
             await replica.channel.close(None)
         self._replicas.clear()
         self._tasks.clear()
@@ -278,7 +286,7 @@ class Replicas(Generic[D]):
             _log.info(f"{self._pairing.kind} replica restarted", address=replica.address)
             replica.lose()
         replica.description = description
-        sentence = self._pairing.differs(description)
+        sentence = self._pairing.differs(replica.address, description)
         age = self._pairing.progress_age_s(description)
         if sentence is not None:
             replica.state, replica.detail = State.REFUSED, sentence

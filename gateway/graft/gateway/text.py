@@ -206,6 +206,13 @@ def _emitted(one: _Waiting) -> Emitted:
     return Emitted(one.decided.token, one.text, one.decided.origin, one.decided.logprob)
 
 
+def token_texts(tokens: Sequence[int], token_bytes: Callable[[int], bytes]) -> list[str]:
+    """The text that each token adds; half characters stand with the token that completes them."""
+    stream = TextStream(token_bytes)
+    pieces = stream.feed([Decided(token) for token in tokens]) + stream.finish()
+    return [one.text for one in pieces.tokens]
+
+
 def shown(raw: bytes) -> str:
     """A token's bytes for a reader: text, or ``bytes:\\x..`` when they are no whole characters."""
     try:

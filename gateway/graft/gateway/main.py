@@ -1,0 +1,34 @@
+"""The gateway as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from graft.common import log
+from graft.common.server import wait_for_signal
+from graft.gateway.server import GatewayServer
+from graft.gateway.settings import GatewaySettings
+
+_log = log.get("gateway")
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serves until SIGINT or SIGTERM, then drains and returns.
+
+    Raises:
+        GraftError: it cannot start; the sentence says why.
+    """
+    log.setup("gateway", settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: GatewaySettings) -> None:
+    server = GatewayServer(settings)
+    await server.start()
+    name = await wait_for_signal()
+    _log.info("draining", signal=name)
+    await server.stop(settings.drain_s)
+    _log.info("stopped")

@@ -1,0 +1,320 @@
+"""From a request to a job: prompt to ids, fields to the sampling law, `speculation` to a tier.
+
+Knows the tokenizer, the template and what replicas said of themselves; opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from graft.common.errors import (
+    ContextLengthExceeded,
+    InvalidArgument,
+    UnknownProposer,
+)
+from graft.common.noise import derive_seed
+from graft.common.sampling import Sampling, StopRule
+from graft.common.tier import OFF, Tier, tier_from_proto
+from graft.gateway.answer import ChoicePlan, Job
+from graft.gateway.chat_template import ChatTemplate
+from graft.gateway.generation import Plan
+from graft.gateway.request import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
+    SpeculationField,
+    token_ids,
+)
+from graft.gateway.text import StopStrings
+from graft.gateway.tokenizer import Tokenizer
+from graft.v1 import draft_pb2
+
+_SEED_BITS = 64
+_THREAD_CHARS = 16_384
+COMPLETION_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the verify replicas serve."""
+
+    context_length: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks: the id of the request, and what keeps the caller's caches apart."""
+
+    request_id: str
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTier:
+    """The tier of a request, its word in metrics, and why nothing is drafted, if so."""
+
+    tier: Tier = OFF
+    label: str = "off"
+    inactive_reason: str = ""
+
+
+def choose_tier(
+    wish: str | SpeculationField | None,
+    default: str,
+    proposers: Sequence[draft_pb2.ProposerDescription],
+    why_none: str,
+) -> ChosenTier:
+    """The tier that `speculation` asks for, or the server's `default`.
+
+    `proposers` are what the draft replicas offer, the first one is `auto`; `why_none` says why
+    there are none.
+
+    Raises:
+        UnknownProposer: no draft replica has the proposer.
+        InvalidArgument: a number is out of range.
+    """
+    if wish is None:
+        wish = default
+    if isinstance(wish, str) and wish.startswith("{"):
+        wish = SpeculationField.model_validate(json.loads(wish))
+    if wish == "off":
+        return ChosenTier()
+    if not proposers:
+        return ChosenTier(inactive_reason=why_none)
+    name = wish.proposer if isinstance(wish, SpeculationField) else wish
+    if name is None or name == "auto":
+        found = proposers[0]
+    else:
+        by_name = {proposer.name: proposer for proposer in proposers}
+        if name not in by_name:
+            raise UnknownProposer(
+                f"no draft replica has the proposer {name!r}; there is {', '.join(by_name)}",
+                field="speculation",
+            )
+        found = by_name[name]
+    tier = tier_from_proto(found.default_tier)
+    tier = replace(tier, proposer=found.name)
+    if isinstance(wish, SpeculationField):
+        given = wish.model_dump(exclude_none=True, exclude={"proposer"})
+        tier = replace(tier, **given)
+        if given:
+            return ChosenTier(tier, "off" if tier.off else f"{found.name}-custom")
+    return ChosenTier(tier, "off" if tier.off else found.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Makes jobs for one model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    max_choices: int
+
+    async def chat_tokens(
+        self, messages: Sequence[ChatMessage], extra: dict[str, object] | None = None
+    ) -> list[int]:
+        """Ids of the prompt that asks for the next message."""
+        rendered = self.template.render(
+            [message.for_template(place) for place, message in enumerate(messages)], extra
+        )
+        return await self._encode(rendered, "messages", specials=False)
+
+    async def text_tokens(self, text: str, *, specials: bool = True) -> list[int]:
+        """Ids of a plain prompt."""
+        return await self._encode(text, "prompt", specials=specials)
+
+    async def chat(
+        self, request: ChatRequest, target: Target, chosen: ChosenTier, asked: Asked
+    ) -> Job:
+        """The job of a chat completion.
+
+        Raises:
+            InvalidArgument, ContextLengthExceeded: the request cannot be honoured.
+        """
+        prompt = await self.chat_tokens(request.messages, dict(request.chat_template_kwargs))
+        budget = _first(request.max_completion_tokens, request.max_tokens)
+        plan = _Draft(
+            want_logprobs=request.logprobs, top_logprobs=request.top_logprobs, field="messages"
+        )
+        return self._job(request, [prompt], [budget], plan, target, chosen, asked)
+
+    async def complete(
+        self, request: CompletionRequest, target: Target, chosen: ChosenTier, asked: Asked
+    ) -> Job:
+        """The job of a text completion: every prompt with its n choices, in order.
+
+        Raises:
+            InvalidArgument, ContextLengthExceeded: the request cannot be honoured.
+        """
+        prompts = [await self._prompt(one, target) for one in request.prompts]
+        budget = _first(request.max_completion_tokens, request.max_tokens, COMPLETION_MAX_TOKENS)
+        plan = _Draft(
+            want_logprobs=request.logprobs is not None,
+            top_logprobs=request.logprobs or 0,
+            want_prompt_logprobs=request.echo and request.logprobs is not None,
+            discard=budget == 0,
+            field="prompt",
+        )
+        budgets = [budget] * len(prompts)
+        return self._job(request, prompts, budgets, plan, target, chosen, asked)
+
+    async def _prompt(self, prompt: str | list[int], target: Target) -> list[int]:
+        if isinstance(prompt, str):
+            tokens = await self.text_tokens(prompt)
+            if not tokens and self.tokenizer.bos_id is not None:
+                tokens = [self.tokenizer.bos_id]
+        else:
+            token_ids("prompt", prompt, target.vocab_size)
+            tokens = prompt
+        if not tokens:
+            raise InvalidArgument("the prompt is empty", field="prompt")
+        return tokens
+
+    async def _encode(self, text: str, field: str, *, specials: bool) -> list[int]:
+        """Long texts are cut into ids off the loop's thread."""
+        try:
+            if len(text) < _THREAD_CHARS:
+                return self.tokenizer.encode(text, specials=specials)
+            return await asyncio.to_thread(self.tokenizer.encode, text, specials=specials)
+        except InvalidArgument as error:
+            raise InvalidArgument(str(error), field=field) from None
+
+    def _job(
+        self,
+        request: GenerationFields,
+        prompts: Sequence[list[int]],
+        budgets: Sequence[int | None],
+        draft: _Draft,
+        target: Target,
+        chosen: ChosenTier,
+        asked: Asked,
+    ) -> Job:
+        num_choices = len(prompts) * request.n
+        if num_choices > self.max_choices:
+            raise InvalidArgument(
+                f"the request asks for {num_choices} choices, limit is {self.max_choices}",
+                field="n",
+            )
+        token_ids("stop_token_ids", request.stop_token_ids, target.vocab_size)
+        token_ids("logit_bias", request.biases(), target.vocab_size)
+        seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+        choices = []
+        for prompt, budget in zip(prompts, budgets, strict=True):
+            max_tokens = _fitting(len(prompt), budget, target.context_length, draft.field)
+            stop = StopRule(
+                max_tokens=max_tokens,
+                min_tokens=_min_tokens(request.min_tokens, max_tokens),
+                stop_token_ids=frozenset(request.stop_token_ids),
+                ignore_eos=request.ignore_eos,
+            )
+            for index in range(request.n):
+                choices.append(
+                    self._choice(request, prompt, stop, draft, chosen, asked, seed, index)
+                )
+        return Job(
+            request_id=asked.request_id,
+            choices=tuple(choices),
+            prompt_sizes=tuple(map(len, prompts)),
+            num_per_prompt=request.n,
+            tier=chosen.tier,
+            tier_label=chosen.label,
+            inactive_reason=chosen.inactive_reason,
+        )
+
+    def _choice(
+        self,
+        request: GenerationFields,
+        prompt: list[int],
+        stop: StopRule,
+        draft: _Draft,
+        chosen: ChosenTier,
+        asked: Asked,
+        seed: int,
+        index: int,
+    ) -> ChoicePlan:
+        plan = Plan(
+            prompt=prompt,
+            sampling=_sampling(request, derive_seed(seed % (1 << _SEED_BITS), index)),
+            stop=stop,
+            tier=chosen.tier,
+            want_logprobs=draft.want_logprobs,
+            top_logprobs=draft.top_logprobs,
+            want_prompt_logprobs=draft.want_prompt_logprobs,
+            request_id=asked.request_id,
+            cache_salt=_salt(asked.tenant, request.cache_salt),
+        )
+        stops = StopStrings(request.stops, request.include_stop_str_in_output, request.min_tokens)
+        return ChoicePlan(plan, stops, request.skip_special_tokens, draft.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What the two routes ask for under different names."""
+
+    want_logprobs: bool
+    top_logprobs: int
+    field: str
+    want_prompt_logprobs: bool = False
+    discard: bool = False
+
+
+def _sampling(request: GenerationFields, seed: int) -> Sampling:
+    return Sampling(
+        temperature=request.temperature,
+        top_k=max(0, request.top_k),
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=seed,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.biases(),
+    )
+
+
+def _fitting(num_prompt: int, budget: int | None, context_length: int, field: str) -> int:
+    """The token budget; one token is decoded even when none is wanted, and then thrown away."""
+    room = context_length - num_prompt
+    wanted = 1 if budget is None else max(1, budget)
+    if wanted > room:
+        asked = "" if budget is None else f" and {budget} for the answer"
+        raise ContextLengthExceeded(
+            f"the context holds {context_length} tokens, but the request has {num_prompt} in its "
+            f"{field}{asked}",
+            field=field,
+        )
+    return room if budget is None else wanted
+
+
+def _min_tokens(min_tokens: int, max_tokens: int) -> int:
+    if min_tokens > max_tokens:
+        raise InvalidArgument(
+            f"min_tokens is {min_tokens}, more than the {max_tokens} tokens of the budget",
+            field="min_tokens",
+        )
+    return min_tokens
+
+
+def _salt(tenant: str, cache_salt: str) -> str:
+    return f"{tenant}:{cache_salt}" if tenant else cache_salt
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def proposers_of(
+    descriptions: Iterable[draft_pb2.DraftServiceDescribeResponse],
+) -> list[draft_pb2.ProposerDescription]:
+    """Every proposer once, in the order of the draft replicas."""
+    found: dict[str, draft_pb2.ProposerDescription] = {}
+    for description in descriptions:
+        for proposer in description.proposers:
+            found.setdefault(proposer.name, proposer)
+    return list(found.values())

@@ -1,0 +1,327 @@
+"""What clients may ask for: the fields of the two generation routes, their types and ranges.
+
+Knows no tokenizer and no service. Fields nobody knows are kept aside and named; a known field
+that is not offered is refused by name. REST and gRPC requests both become these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from graft.common.errors import InvalidArgument, Unsupported
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 4096
+
+_ONLY_TEXT = "only text is understood here: a {kind} part cannot be read by this model"
+_Loc = tuple[int | str, ...]
+
+
+class Fields(BaseModel):
+    """Base of request bodies: strict types, null means the default, unknown fields are kept."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {key: item for key, item in value.items() if item is not None}
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that are not ours, sorted."""
+        return sorted(self.model_extra or {})
+
+
+class SpeculationField(BaseModel):
+    """A tier by hand; what is left out comes from the proposer's default."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    proposer: str | None = None
+    num_steps: int | None = Field(None, ge=0)
+    topk: int | None = Field(None, ge=1)
+    num_draft_tokens: int | None = Field(None, ge=0)
+
+
+class StreamOptions(Fields):
+    """How a stream reports usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationFields(Fields):
+    """The fields that both generation routes share."""
+
+    not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "response_format": ({"type": "text"},),
+        "regex": ("",),
+        "ebnf": ("",),
+        "prediction": (),
+    }
+
+    model: str | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=-1, lt=1 << 31)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
+    stop: str | list[str] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=256)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
+    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=300)
+    n: int = Field(1, ge=1, le=MAX_N)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    speculation: str | SpeculationField | None = None
+    skip_special_tokens: bool = True
+    cache_salt: str = Field("", max_length=256)
+    return_token_ids: bool = False
+    response_format: JsonValue = None
+    regex: JsonValue = None
+    ebnf: JsonValue = None
+    prediction: JsonValue = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, one or several."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self) -> None:
+        """Refuses what is known and not offered, and what the types do not say.
+
+        Raises:
+            InvalidArgument, Unsupported: the sentence and `field` name the field.
+        """
+        for name, harmless in self.not_offered.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise Unsupported(f"{name} is not offered by this server", field=name)
+        if len(self.stops) > MAX_STOPS:
+            raise InvalidArgument(
+                f"stop holds {len(self.stops)} strings, at most {MAX_STOPS} are allowed",
+                field="stop",
+            )
+        for stop in self.stops:
+            if not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InvalidArgument(
+                    f"a stop string has {len(stop)} characters, expected 1 to {MAX_STOP_CHARS}",
+                    field="stop",
+                )
+        if self.stream_options is not None and not self.stream:
+            raise InvalidArgument("stream_options needs stream", field="stream_options")
+        self.biases()
+        token_ids("stop_token_ids", self.stop_token_ids)
+
+    def biases(self) -> dict[int, float]:
+        """logit_bias by token id.
+
+        Raises:
+            InvalidArgument: a key is no token id.
+        """
+        found = {}
+        for key, bias in self.logit_bias.items():
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise InvalidArgument(
+                    f"logit_bias has the key {key[:20]!r}, expected a token id", field="logit_bias"
+                )
+            found[int(key)] = bias
+        return found
+
+
+class ContentPart(Fields):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+
+    def for_template(self, place: int) -> dict[str, Any]:
+        """The message as chat templates expect it: text content, `developer` as `system`.
+
+        Raises:
+            Unsupported: a part is not text.
+        """
+        field = f"messages[{place}].content"
+        content = self.content
+        if isinstance(content, list):
+            texts = []
+            for part in content:
+                if part.type not in ("text", "input_text", "refusal"):
+                    raise Unsupported(_ONLY_TEXT.format(kind=part.type[:40]), field=field)
+                if part.text is None:
+                    raise InvalidArgument("a text part has no text", field=field)
+                texts.append(part.text)
+            content = "\n".join(texts)
+        role = "system" if self.role == "developer" else self.role
+        return {**(self.model_extra or {}), "role": role, "content": content or ""}
+
+
+class ChatRequest(GenerationFields):
+    """The body of POST /v1/chat/completions."""
+
+    not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.not_offered,
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "audio": (),
+        "modalities": (["text"],),
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    functions: JsonValue = None
+    function_call: JsonValue = None
+    audio: JsonValue = None
+    modalities: JsonValue = None
+
+    def check(self) -> None:
+        """As the base, and top_logprobs only with logprobs."""
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidArgument("top_logprobs needs logprobs", field="top_logprobs")
+
+
+Tokens = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationFields):
+    """The body of POST /v1/completions."""
+
+    not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.not_offered,
+        "suffix": ("",),
+    }
+
+    prompt: str | Tokens | list[str] | list[Tokens]
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(None, ge=1)
+    suffix: JsonValue = None
+
+    def check(self) -> None:
+        """As the base, and the few rules between fields."""
+        super().check()
+        if self.max_tokens == 0 and self.max_completion_tokens is None and not self.echo:
+            raise InvalidArgument("max_tokens is 0, which needs echo", field="max_tokens")
+        if self.best_of is not None and self.best_of != self.n:
+            raise Unsupported("best_of is not offered by this server", field="best_of")
+        if not self.prompt and not isinstance(self.prompt, str):
+            raise InvalidArgument("prompt is an empty list", field="prompt")
+        if len(self.prompts) > MAX_PROMPTS:
+            raise InvalidArgument(
+                f"prompt holds {len(self.prompts)} prompts, limit is {MAX_PROMPTS}", field="prompt"
+            )
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one: texts or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [one for one in prompt if not isinstance(one, int)]
+
+
+class TokenizeRequest(Fields):
+    """The body of POST /tokenize: a prompt, or messages that the chat template renders."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Fields):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def token_ids(field: str, tokens: Iterable[int], vocab_size: int = 1 << 31) -> None:
+    """Refuses ids that are not in the vocabulary.
+
+    Raises:
+        InvalidArgument: an id is negative or too great.
+    """
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidArgument(
+                f"{field} holds {token}, expected token ids of 0 to {vocab_size - 1}", field=field
+            )
+
+
+def first_error(failure: ValidationError) -> InvalidArgument:
+    """The first thing that is wrong, as one sentence that names the field."""
+    return invalid(failure.errors(include_url=False, include_context=False), 0)
+
+
+def invalid(errors: Sequence[Mapping[str, Any]], loc_start: int) -> InvalidArgument:
+    """As `first_error`, from pydantic's list of errors; locations are read from `loc_start` on.
+
+    Of a union's errors, the one that got deepest tells most.
+    """
+    top = errors[0]["loc"][: loc_start + 1]
+    first = max(
+        (error for error in errors if error["loc"][: loc_start + 1] == top),
+        key=lambda error: len(error["loc"]),
+    )
+    loc = tuple(first["loc"])[loc_start:]
+    field = _field_name(loc)
+    if first["type"] == "missing":
+        return InvalidArgument(f"{field} is required", field=field)
+    message = _EXPECTED.get(str(loc[0]), "") if len(loc) <= 3 and loc else ""
+    message = message or str(first["msg"])
+    sentence = message[:1].lower() + message[1:]
+    return InvalidArgument(f"{field or 'the body'}: {sentence}", field=field or None)
+
+
+def _field_name(loc: _Loc) -> str:
+    """``messages[0].content`` from a location; the tags of union members are left out."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.replace("_", "a").isalnum() and part[:1].islower() and part not in _TAGS:
+            name += f".{part}" if name else part
+    return name
+
+
+_TAGS = {"str", "int", "float", "bool", "list", "dict"}
+_EXPECTED = {
+    "prompt": "expected a text, a list of texts, token ids, or a list of lists of token ids",
+    "stop": "expected a string or a list of strings",
+}

@@ -1,0 +1,192 @@
+"""Server-sent events, byte for byte. Knows when to say what; a Shaper knows the objects.
+
+A stream says nothing until its session is open or a keep-alive is due, so that what fails at the
+door is a plain HTTP error. Later failures are one error event, after which the stream ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from graft.common import log
+from graft.common.errors import GraftError
+from graft.gateway.answer import ChoiceEvent, Delta, Finished, Started
+from graft.gateway.rest.errors import error_body
+from graft.gateway.rest.follow import ClientGone, Following
+
+_log = log.get("sse")
+_DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Shaper(Protocol):
+    """The objects of one route's stream."""
+
+    def started(self, event: Started) -> list[dict[str, Any]]:
+        """What to send when a choice begins."""
+        ...
+
+    def delta(self, event: Delta) -> list[dict[str, Any]]:
+        """What to send for a piece of a choice."""
+        ...
+
+    def finished(self, event: Finished) -> list[dict[str, Any]]:
+        """What to send at a choice's end; the last one has the finish_reason."""
+        ...
+
+    def last(self) -> list[dict[str, Any]]:
+        """What to send after all choices: the usage, where it was asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often a stream speaks: tokens an event holds at least, and seconds between comments."""
+
+    interval: int = 1
+    keepalive_s: float = 15.0
+
+
+class Pacing:
+    """Joins the pieces of a choice until they hold `interval` tokens; the first goes at once."""
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._begun: set[int] = set()
+        self._held: dict[int, Delta] = {}
+
+    def add(self, event: Delta) -> Delta | None:
+        """The joined piece when it may leave, else None."""
+        held = self._held.pop(event.index, None)
+        if held is not None:
+            event = Delta(event.index, held.piece + event.piece, held.prompt + event.prompt)
+        if event.index in self._begun and len(event.piece.tokens) < self._interval:
+            self._held[event.index] = event
+            return None
+        self._begun.add(event.index)
+        return event
+
+    def rest(self, index: int) -> Delta | None:
+        """What is still held of a choice."""
+        return self._held.pop(index, None)
+
+
+class EventStream(Response):
+    """The response of a stream that has begun."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        following: Following,
+        first: ChoiceEvent | None,
+        shaper: Shaper,
+        cadence: Cadence,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._following = following
+        self._first = first
+        self._shaper = shaper
+        self._pacing = Pacing(cadence.interval)
+        self._keepalive_s = cadence.keepalive_s
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """As the base, without a content length."""
+        self.body = b""
+        super().init_headers(headers)
+        self.raw_headers = [
+            (name, value) for name, value in self.raw_headers if name != b"content-length"
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._following:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            try:
+                async for chunk in self._chunks():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except ClientGone:
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            event = self._first
+            while True:
+                if event is None:
+                    yield _KEEP_ALIVE
+                else:
+                    objects = self._objects(event)
+                    if objects:
+                        yield b"".join(map(_event, objects))
+                try:
+                    event = await self._following.next(self._keepalive_s)
+                    if event is None:
+                        break
+                except TimeoutError:
+                    event = None
+            yield b"".join([*map(_event, self._shaper.last()), _DONE])
+        except GraftError as error:
+            _log.warning("stream failed", error=str(error))
+            yield _event(error_body(error))
+        except ClientGone:
+            raise
+        except Exception:
+            _log.exception("stream failed")
+            yield _event(error_body(GraftError("internal error")))
+
+    def _objects(self, event: ChoiceEvent) -> list[dict[str, Any]]:
+        if isinstance(event, Started):
+            return self._shaper.started(event)
+        if isinstance(event, Delta):
+            paced = self._pacing.add(event)
+            return [] if paced is None else self._shaper.delta(paced)
+        rest = self._pacing.rest(event.index)
+        objects = [] if rest is None else self._shaper.delta(rest)
+        return objects + self._shaper.finished(event)
+
+
+async def begin(
+    events: AsyncGenerator[ChoiceEvent, None],
+    request: Request,
+    shaper: Shaper,
+    cadence: Cadence,
+    headers: Mapping[str, str],
+) -> Response:
+    """The response of a stream, once its first event is there or a keep-alive is due.
+
+    Raises:
+        GraftError: it failed before anything was sent.
+        ClientGone: the client left before that.
+    """
+    following = Following(events, request)
+    try:
+        try:
+            first = await following.next(cadence.keepalive_s)
+        except TimeoutError:
+            first = None
+    except BaseException:
+        await following.close()
+        raise
+    return EventStream(following, first, shaper, cadence, headers)
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return (
+        b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    )

@@ -1,0 +1,130 @@
+"""Client protos to request models, and counts to protos. Knows no service."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from graft.common.errors import InvalidArgument
+from graft.common.tier import tier_to_proto
+from graft.gateway.answer import Tally
+from graft.gateway.request import ChatRequest, CompletionRequest, Fields, first_error
+from graft.v1 import gateway_pb2
+
+_Body = TypeVar("_Body", bound=Fields)
+_TIER_FIELDS: tuple[Literal["num_steps", "topk", "num_draft_tokens"], ...] = (
+    "num_steps",
+    "topk",
+    "num_draft_tokens",
+)
+
+
+def chat_body(
+    request: gateway_pb2.ChatRequest | gateway_pb2.ChatStreamRequest,
+) -> ChatRequest:
+    fields = option_fields(request.options)
+    if request.options.logprobs:
+        fields["logprobs"] = True
+    if request.options.top_logprobs:
+        fields["top_logprobs"] = request.options.top_logprobs
+    fields["messages"] = message_fields(request.messages)
+    fields["model"] = request.model or None
+    return checked(ChatRequest, fields)
+
+
+def completion_body(
+    request: gateway_pb2.CompleteRequest | gateway_pb2.CompleteStreamRequest,
+) -> CompletionRequest:
+    fields = option_fields(request.options)
+    if request.options.logprobs:
+        fields["logprobs"] = request.options.top_logprobs
+    texts = [prompt.text for prompt in request.prompts if prompt.HasField("text")]
+    tokens = [list(prompt.tokens.tokens) for prompt in request.prompts if prompt.HasField("tokens")]
+    if bool(texts) == bool(tokens):
+        raise InvalidArgument("prompts must all be texts, or all be tokens", field="prompts")
+    fields["prompt"] = texts or tokens
+    fields["echo"] = request.echo
+    fields["model"] = request.model or None
+    return checked(CompletionRequest, fields)
+
+
+def message_fields(messages: Sequence[gateway_pb2.ChatMessage]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
+    """The fields of the request models; what is left out stays out."""
+    fields: dict[str, Any] = {
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "stop": list(options.stop),
+        "stop_token_ids": list(options.stop_token_ids),
+        "include_stop_str_in_output": options.include_stop,
+        "ignore_eos": options.ignore_eos,
+        "min_tokens": options.min_tokens,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "logit_bias": {str(token): bias for token, bias in options.logit_bias.items()},
+        "n": options.n or 1,
+        "skip_special_tokens": not options.keep_special_tokens,
+        "cache_salt": options.cache_salt,
+    }
+    for name in ("max_tokens", "temperature", "top_p", "seed", "repetition_penalty"):
+        if options.HasField(name):
+            fields[name] = getattr(options, name)
+    match options.WhichOneof("speculation"):
+        case "speculation_mode":
+            fields["speculation"] = options.speculation_mode
+        case "speculation_tier":
+            wish = options.speculation_tier
+            tier: dict[str, Any] = {"proposer": wish.proposer} if wish.proposer else {}
+            for part in _TIER_FIELDS:
+                if wish.HasField(part):
+                    tier[part] = getattr(wish, part)
+            fields["speculation"] = tier
+    return fields
+
+
+def checked(model: type[_Body], fields: dict[str, Any]) -> _Body:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as failure:
+        raise first_error(failure) from None
+
+
+def set_stop(message: Any, stop: str | int | None) -> None:
+    """Sets the stop of a Choice or ChoiceFinished, in place."""
+    if isinstance(stop, str):
+        message.stop_string = stop
+    elif stop is not None:
+        message.stop_token = stop
+
+
+def usage_message(tally: Tally) -> gateway_pb2.Usage:
+    return gateway_pb2.Usage(
+        prompt_token_count=tally.num_prompt,
+        completion_token_count=tally.num_completion,
+        cached_token_count=tally.num_cached,
+    )
+
+
+def report_message(tally: Tally) -> gateway_pb2.SpeculationReport:
+    record = tally.record
+    return gateway_pb2.SpeculationReport(
+        active=record.active,
+        tier=tier_to_proto(record.tier),
+        inactive_reason=record.inactive_reason,
+        round_count=record.num_rounds,
+        tree_round_count=record.num_tree_rounds,
+        drafted_count=record.num_drafted,
+        accepted_count=record.num_accepted,
+        accepted_per_position=record.by_position,
+        accept_length=record.accept_length,
+    )
+
+
+def answer_id() -> str:
+    return f"answer-{uuid.uuid4().hex}"
