@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -138,6 +138,49 @@ def test_a_tree_node_has_the_logits_of_its_path_as_a_chain(
             at = parents[at]
         expected = pair.expected(prefix + path)[-1]
         torch.testing.assert_close(found[node], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_has_the_same_bits_in_a_batch_a_chunk_a_tree_and_alone(
+    pair_of: Callable[..., Pair], ops: Ops, family: str
+) -> None:
+    if not ops.batch_invariant:
+        pytest.skip(f"{ops.name} does not promise it")
+    pair, tokens, other = pair_of(family), tokens_of(12), tokens_of(13)
+    alone = pair.layout()
+    expected = torch.cat([pair.ours(alone, [Piece(0, at, [tokens[at]])]) for at in range(LENGTH)])
+    assert torch.equal(pair.ours(pair.layout(), [Piece(0, 0, tokens)]), expected)
+    shared, found = pair.layout(num_sequences=2), []
+    for start in range(0, 140, 35):
+        mine = Piece(1, start, tokens[start : start + 35])
+        found.append(pair.ours(shared, [Piece(0, start, other[start : start + 5]), mine])[5:])
+    assert torch.equal(torch.cat(found), expected[:140])
+    rest = tokens[140:]
+    parents = list(range(-1, len(rest) - 1))
+    tree = Piece(1, 140, [*rest, 7, 8], [*parents, 3, 0])
+    assert torch.equal(pair.ours(shared, [tree])[: len(rest)], expected[140:])
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_layers_in_one_call_have_the_bits_of_layers_op_by_op(
+    pair_of: Callable[..., Pair], ops: Ops, family: str
+) -> None:
+    pair, tokens = pair_of(family), tokens_of(14)
+    decoder = pair.decoder
+
+    class Singly:
+        """The same ops without the call that runs all layers."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ops, name)
+
+        def stack(self, layers: Any) -> None:
+            return None
+
+    singly = Decoder(decoder.config, decoder.weights, cast(Ops, Singly()))
+    ids, rows = pair.layout().rows([Piece(0, 0, tokens)])
+    found = [one.forward(ids, rows, pair.layout().kv, None) for one in (decoder, singly)]
+    assert torch.equal(found[0], found[1])
 
 
 def test_a_window_hides_what_lies_before_it(pair_of: Callable[..., Pair]) -> None:

@@ -63,7 +63,7 @@ def test_a_target_says_what_a_session_must_know(folder: Path, ops: Ops) -> None:
 def test_the_context_can_be_shortened_and_not_stretched(folder: Path, ops: Ops) -> None:
     target = load_target(files_of(folder), ops, context_length=100)
     assert target.context_length == 100
-    assert target.decoder.weights.rope.cos.shape == (100, 8)
+    assert target.decoder.weights.layers[0].rope.cos.shape == (100, 8)
     with pytest.raises(InvalidArgument, match="context_length 513 is over the 512 of model tiny"):
         load_target(files_of(folder), ops, context_length=513)
 
@@ -187,14 +187,18 @@ def test_an_end_of_text_past_the_vocabulary_is_refused(folder: Path, ops: Ops) -
         load_target(files_of(folder), ops)
 
 
-def test_memory_is_known_before_loading(folder: Path, ops: Ops) -> None:
-    estimate = estimate_memory(read_config(files_of(folder)))
-    target = load_target(files_of(folder), ops)
-    weights = target.decoder.weights
-    held = 4 * (weights.embedding.numel() + weights.final_norm.numel()) + weights.head.nbytes
-    held += 4 * (weights.rope.cos.numel() + weights.rope.sin.numel())
+@pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3"])
+def test_memory_is_known_before_loading(tmp_path: Path, ops: Ops, family: str) -> None:
+    files = files_of(write_tiny_model(tmp_path, family))
+    estimate = estimate_memory(read_config(files))
+    weights = load_target(files, ops).decoder.weights
+    held = weights.head.nbytes + 4 * weights.final_norm.numel()
+    held += sum(4 * table.numel() for table in (weights.layers[0].rope.cos,) * 2)
+    if isinstance(weights.embedding, Tensor):
+        held += 4 * weights.embedding.numel()
     for layer in weights.layers:
-        held += 4 * (layer.attention_norm.numel() + layer.mlp_norm.numel())
+        norms = (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+        held += sum(4 * norm.numel() for norm in norms if norm is not None)
         held += layer.qkv.nbytes + layer.output.nbytes + layer.gate_up.nbytes + layer.down.nbytes
     assert estimate.weight_bytes == held
-    assert estimate.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    assert estimate.kv_bytes_per_token == 2 * 2 * 2 * (32 if family == "qwen3" else 16) * 4

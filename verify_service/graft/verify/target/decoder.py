@@ -11,33 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graft.kernels.ops import KvCache, Linear, Ops, RopeTable, StepRows
+from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
 from graft.verify.target.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """One layer, laid out for the device; head norms are None where the family has none."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    output: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
-    """All weights of a decoder. embedding: [vocab, hidden]; a tied head is packed from it."""
+    """All weights of a decoder. embedding: [vocab, hidden], or the head itself where it is tied."""
 
-    embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    embedding: Tensor | Linear
+    layers: tuple[LayerSpec, ...]
     final_norm: Tensor
     head: Linear
-    rope: RopeTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +46,7 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.ops = ops
+        self._stack = ops.stack(weights.layers)
 
     def forward(
         self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
@@ -73,8 +59,7 @@ class Decoder:
             returns: [n, hidden], after the final norm, ready for `logits`.
         """
         hidden = self._embed(tokens)
-        for number in range(self.config.num_layers):
-            self._layer_(hidden, number, rows, kv)
+        self._layers_(hidden, range(self.config.num_layers), rows, kv)
         return self._normed(hidden, output_rows)
 
     def forward_capturing(
@@ -92,17 +77,21 @@ class Decoder:
         Raises:
             ValueError: a layer that the decoder does not have.
         """
-        wanted = self._checked(capture)
+        last = self.config.num_layers
+        for layer in capture.layers:
+            if not 0 <= layer <= last:
+                raise ValueError(f"hidden state {layer} was asked for, the target has 0 to {last}")
         states: dict[int, Tensor] = {}
         hidden = self._embed(tokens)
-        for number in range(self.config.num_layers):
-            if number in wanted:
-                states[number] = hidden[capture.rows]
-            self._layer_(hidden, number, rows, kv)
-        last = self.config.num_layers
-        if last in wanted:
+        done = 0
+        for layer in sorted(set(capture.layers)):
+            self._layers_(hidden, range(done, layer), rows, kv)
             taken = hidden[capture.rows]
-            states[last] = self._normed(taken, None) if capture.final_norm else taken
+            states[layer] = (
+                self._normed(taken, None) if layer == last and capture.final_norm else taken
+            )
+            done = layer
+        self._layers_(hidden, range(done, last), rows, kv)
         captured = torch.stack([states[layer] for layer in capture.layers], dim=1)
         return self._normed(hidden, output_rows), captured
 
@@ -118,13 +107,21 @@ class Decoder:
             hidden = hidden[output_rows]
         return self.ops.rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
 
+    def _layers_(self, hidden: Tensor, layers: range, rows: StepRows, kv: KvCache) -> None:
+        """In place: hidden [rows, width] passes `layers`, in one call if there is one."""
+        if self._stack is not None:
+            self._stack.run_(hidden, layers, kv, rows)
+            return
+        for number in layers:
+            self._layer_(hidden, number, rows, kv)
+
     def _layer_(self, hidden: Tensor, number: int, rows: StepRows, kv: KvCache) -> None:
-        """In place: hidden [rows, width] passes through one layer."""
+        """In place: hidden [rows, width] passes through one layer, op by op."""
         ops, layer = self.ops, self.weights.layers[number]
-        normed = ops.rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+        normed = ops.rms_norm(hidden, layer.attention_norm, layer.eps)
         seen = self._attention(normed, number, rows, kv)
         ops.add_(hidden, ops.linear(seen, layer.output))
-        normed = ops.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+        normed = ops.rms_norm(hidden, layer.mlp_norm, layer.eps)
         ops.add_(hidden, ops.linear(ops.silu_mul(ops.linear(normed, layer.gate_up)), layer.down))
 
     def _attention(self, normed: Tensor, number: int, rows: StepRows, kv: KvCache) -> Tensor:
@@ -134,20 +131,10 @@ class Decoder:
         flat = ops.linear(normed, layer.qkv).split(widths, dim=1)
         q, k, v = (part.contiguous().view(len(part), -1, config.head_dim) for part in flat)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        ops.rope_(q, rows.positions, self.weights.rope)
-        ops.rope_(k, rows.positions, self.weights.rope)
+            q = ops.rms_norm(q, layer.q_norm, layer.eps)
+            k = ops.rms_norm(k, layer.k_norm, layer.eps)
+        ops.rope_(q, rows.positions, layer.rope)
+        ops.rope_(k, rows.positions, layer.rope)
         ops.write_kv(kv, number, rows, k, v)
-        scale = config.head_dim**-0.5
-        seen = ops.attend(q, kv, number, rows, scale, config.windows[number])
+        seen = ops.attend(q, kv, number, rows, config.head_dim**-0.5, layer.window)
         return seen.view(len(seen), config.query_width)
-
-    def _checked(self, capture: Capture) -> frozenset[int]:
-        for layer in capture.layers:
-            if not 0 <= layer <= self.config.num_layers:
-                raise ValueError(
-                    f"hidden state {layer} was asked for, the target has 0"
-                    f" to {self.config.num_layers}"
-                )
-        return frozenset(capture.layers)

@@ -14,9 +14,9 @@ from torch import Tensor
 from graft.common.errors import InvalidArgument, ModelNotFound
 from graft.common.model_cache import Progress
 from graft.common.model_files import ModelFiles, read_json, tokenizer_digest
-from graft.kernels.ops import Linear, Ops, RopeTable
+from graft.kernels.ops import LayerSpec, Linear, Ops, RopeTable
 from graft.verify.target.config import DecoderConfig, decoder_config
-from graft.verify.target.decoder import Decoder, DecoderWeights, LayerWeights
+from graft.verify.target.decoder import Decoder, DecoderWeights
 from graft.verify.target.rope import rope_table
 from graft.verify.target.weights import (
     EMBEDDING,
@@ -65,12 +65,9 @@ def read_config(files: ModelFiles) -> DecoderConfig:
 def estimate_memory(config: DecoderConfig, context_length: int = 0) -> MemoryEstimate:
     """What float32 weights, rope tables and key-value slots of this shape take.
 
-    context_length: what `load_target` will be given. A tied head counts twice, because the
-    table that is read by token and the matrix that is multiplied are laid out apart.
+    context_length: what `load_target` will be given.
     """
     values = num_weights(config)
-    if config.tied_embeddings:
-        values += config.vocab_size * config.hidden_size
     values += (context_length or config.context_length) * config.head_dim
     return MemoryEstimate(
         weight_bytes=values * _FLOAT_BYTES,
@@ -126,44 +123,48 @@ class _Packer:
     def packed(self, rope: RopeTable, progress: Progress | None) -> DecoderWeights:
         layers = []
         for number in range(self.config.num_layers):
-            layers.append(self._layer(layer_name(number)))
+            layers.append(self._layer(number, rope))
             if progress is not None:
                 progress("loading weights", (number + 1) / (self.config.num_layers + 1))
-        embedding = self._tensor(EMBEDDING)
-        head = embedding if self.config.tied_embeddings else self._tensor(HEAD)
+        tied = self.config.tied_embeddings
+        head = self._linear([EMBEDDING if tied else HEAD], bias=False)
         weights = DecoderWeights(
-            embedding=embedding,
+            embedding=head if tied else self._tensor(EMBEDDING),
             layers=tuple(layers),
             final_norm=self._tensor(FINAL_NORM),
-            head=self.ops.pack([head], [None]),
-            rope=rope,
+            head=head,
         )
         if progress is not None:
             progress("loading weights", 1.0)
         return weights
 
-    def _layer(self, name: str) -> LayerWeights:
-        config = self.config
-        qkv = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+    def _layer(self, number: int, rope: RopeTable) -> LayerSpec:
+        config, name = self.config, layer_name(number)
         norms = [f"{name}.self_attn.{part}_norm.weight" for part in "qk"]
         q_norm, k_norm = (self._tensor(one) if config.head_norms else None for one in norms)
-        wide = [f"{name}.mlp.{part}_proj" for part in ("gate", "up")]
-        return LayerWeights(
+        queries = [f"{name}.self_attn.{part}_proj.weight" for part in "qkv"]
+        wide = [f"{name}.mlp.{part}_proj.weight" for part in ("gate", "up")]
+        return LayerSpec(
             attention_norm=self._tensor(f"{name}.input_layernorm.weight"),
-            qkv=self._linear(qkv, config.qkv_bias),
+            qkv=self._linear(queries, config.qkv_bias),
             q_norm=q_norm,
             k_norm=k_norm,
-            output=self._linear([f"{name}.self_attn.o_proj"], config.output_bias),
+            output=self._linear([f"{name}.self_attn.o_proj.weight"], config.output_bias),
             mlp_norm=self._tensor(f"{name}.post_attention_layernorm.weight"),
             gate_up=self._linear(wide, config.mlp_bias),
-            down=self._linear([f"{name}.mlp.down_proj"], config.mlp_bias),
+            down=self._linear([f"{name}.mlp.down_proj.weight"], config.mlp_bias),
+            rope=rope,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            window=config.windows[number],
         )
 
     def _linear(self, names: list[str], bias: bool) -> Linear:
         biases: list[Tensor | None] = [
-            self._tensor(f"{name}.bias") if bias else None for name in names
+            self._tensor(name.removesuffix("weight") + "bias") if bias else None for name in names
         ]
-        return self.ops.pack([self._tensor(f"{name}.weight") for name in names], biases)
+        return self.ops.pack([self._tensor(name) for name in names], biases)
 
     def _tensor(self, name: str) -> Tensor:
         return self.source.read(name).to(self.ops.device, torch.float32)
