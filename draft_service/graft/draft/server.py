@@ -74,6 +74,10 @@ class DraftServer:
         """Sessions attended now."""
         return self._links.num_sessions
 
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no session is attended; False when some still are after `timeout_s`."""
+        return await self._links.wait_empty(timeout_s)
+
     async def start(self) -> int:
         """Starts the engine and the server; returns the port.
 
@@ -140,7 +144,7 @@ class DraftServer:
         self._service.draining = True
         await server.set_serving(False)
         deadline = time.monotonic() + grace_s
-        await self._links.wait_empty(grace_s)
+        await self.wait_idle(grace_s)
         await self._links.close()
         self._service.end_streams()
         await server.stop(max(0.1, deadline - time.monotonic()))
