@@ -18,7 +18,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-MODULES = ("accept", "build_tree", "choose", "keep", "masks", "sample", "simulate", "support")
+MODULES = (
+    "accept",
+    "adjust",
+    "build_tree",
+    "choose",
+    "keep",
+    "masks",
+    "sample",
+    "simulate",
+    "support",
+)
 TARGETS = (80, 90, 100)
 ASSEMBLERS = ("ptxas-blackwell", "ptxas")
 

@@ -224,5 +224,5 @@ def test_moves_that_meet_are_made_in_order(seed: int, num_moves: int) -> None:
 
 def test_a_tensor_of_another_type_is_refused_by_name() -> None:
     trees = tree_rows([])
-    with pytest.raises(ValueError, match="chosen is torch.int64, expected torch.int32"):
+    with pytest.raises(ValueError, match=r"chosen is torch\.int64, expected torch\.int32"):
         gpu_accept.accept(trees, torch.zeros(0, dtype=torch.int64))

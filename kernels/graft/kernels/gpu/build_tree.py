@@ -131,7 +131,7 @@ def build_tree(
     check_tensor("seq_lens", seq_lens, torch.int64, (batch,))
     check_device(bonus=bonus, draft_tokens=draft_tokens, parents=parents, seq_lens=seq_lens)
     flat = torch.empty(6, batch, num_nodes, dtype=torch.int64, device=parents.device)
-    depth, next_token, next_sibling, tokens, positions, index = flat
+    _, next_token, next_sibling, tokens, positions, index = flat
     visible = _link(parents, (seq_lens, bonus, draft_tokens), tuple(flat))
     return BuiltTrees(
         draft_tokens=tokens.view(-1),

@@ -6,9 +6,6 @@ rows that filter comes from `support`. The rule and its bits: graft.kernels.refe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import triton
 import triton.language as tl
@@ -16,14 +13,14 @@ from torch import Tensor
 
 from graft.common.noise import Domain
 from graft.kernels.gpu import float_math, noise, support
-from graft.kernels.gpu.spec import KernelSpec, check_device, check_tensor, power_of_two
+from graft.kernels.gpu.adjust import adjusted, check_rows
+from graft.kernels.gpu.spec import KernelSpec, power_of_two
 from graft.kernels.ops import ChoiceRows
 
 BLOCK = 2048
 WARPS = 4
 MAX_SPLITS = 64
 PROGRAMS = 2048  # some two waves of four-warp programs on 132 multiprocessors
-ENTRIES = 128
 
 CHOICE = tl.constexpr(int(Domain.CHOICE))
 NO_TOKEN = tl.constexpr(-1)
@@ -119,27 +116,38 @@ def choose_reduce_kernel(scores, tokens, chosen, splits, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def adjust_kernel(
-    logits, ptr, tokens, ratio, shift, saved, vocab, RESTORE: tl.constexpr, ENTRIES: tl.constexpr
-):
-    """In place on one row: swaps adjusted logits in and saves the old ones, or puts them back."""
+def target_probs_kernel(
+    logits, temperature, top_k, min_p, bitmask, floors, tops, chosen, probs, vocab, mask_words,
+    HAS_BITMASK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Probabilities of one row from its choice: zeros if refused, one 1 if greedy."""
     row = tl.program_id(0)
+    heat = tl.load(temperature + row)
+    greedy = support.is_greedy(heat, tl.load(top_k + row))
+    least_share = tl.load(min_p + row)
+    floor = tl.load(floors + row)
+    top = tl.load(tops + row)
+    token = tl.load(chosen + row)
     logits_row = logits + row.to(tl.int64) * vocab
-    first = tl.load(ptr + row)
-    end = tl.load(ptr + row + 1)
-    while first < end:
-        entry = first + tl.arange(0, ENTRIES)
-        inside = entry < end
-        spot = logits_row + tl.load(tokens + entry, mask=inside, other=0)
-        if RESTORE:
-            tl.store(spot, tl.load(saved + entry, mask=inside, other=0.0), mask=inside)
-        else:
-            x = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
-            tl.store(saved + entry, x, mask=inside)
-            by = tl.load(ratio + entry, mask=inside, other=1.0)
-            scaled = tl.where(x > 0.0, tl.div_rn(x, by), x * by)
-            tl.store(spot, scaled - tl.load(shift + entry, mask=inside, other=0.0), mask=inside)
-        first += ENTRIES
+    bitmask_row = bitmask + row.to(tl.int64) * mask_words
+    probs_row = probs + row.to(tl.int64) * vocab
+    if greedy | (token < 0):
+        for first in range(0, vocab, BLOCK):
+            lane = first + tl.arange(0, BLOCK)
+            tl.store(probs_row + lane, (lane == token).to(tl.float32), mask=lane < vocab)
+    else:
+        sums = tl.zeros([BLOCK], tl.int64)
+        for first in range(0, vocab, BLOCK):
+            lane = first + tl.arange(0, BLOCK)
+            x = support.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
+            sums += support.weights_of(x, heat, top, floor, least_share)
+        total = tl.sum(sums, 0).to(tl.float64)
+        for first in range(0, vocab, BLOCK):
+            lane = first + tl.arange(0, BLOCK)
+            x = support.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
+            weight = support.weights_of(x, heat, top, floor, least_share)
+            share = (weight.to(tl.float64) / total).to(tl.float32)
+            tl.store(probs_row + lane, share, mask=lane < vocab)
 
 
 def choose(logits: Tensor, rows: ChoiceRows) -> Tensor:
@@ -155,6 +163,31 @@ def choose(logits: Tensor, rows: ChoiceRows) -> Tensor:
     check_rows(logits, rows)
     with adjusted(logits, rows):
         return choose_adjusted(logits, rows, support.find_support(logits, rows))
+
+
+def target_probs(logits: Tensor, rows: ChoiceRows) -> Tensor:
+    """The law itself: the probability of each token; 0 in refused rows, one 1 in greedy ones.
+
+    Shapes: as `choose`; returns [rows, vocab], float32.
+    Raises:
+        ValueError: a shape, dtype, device or layout differs from the contract.
+    """
+    check_rows(logits, rows)
+    num_rows, vocab = logits.shape
+    probs = torch.empty_like(logits)
+    if num_rows == 0:
+        return probs
+    with adjusted(logits, rows):
+        found = support.find_support(logits, rows, every_row=True)
+        chosen = choose_adjusted(logits, rows, found)
+        bitmask = chosen if rows.bitmask is None else rows.bitmask
+        target_probs_kernel[(num_rows,)](
+            logits, rows.temperature, rows.top_k, rows.min_p, bitmask, found.floor, found.top,
+            chosen, probs, vocab, 0 if rows.bitmask is None else bitmask.shape[1],
+            HAS_BITMASK=rows.bitmask is not None, BLOCK=support.BLOCK, num_warps=support.WARPS,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return probs
 
 
 def choose_adjusted(logits: Tensor, rows: ChoiceRows, found: support.Support) -> Tensor:
@@ -190,59 +223,6 @@ def split_vocabulary(num_rows: int, vocab: int) -> tuple[int, int]:
     return -(-vocab // segment), segment
 
 
-@contextmanager
-def adjusted(logits: Tensor, rows: ChoiceRows) -> Iterator[None]:
-    """In place on logits while the block runs: the rows' adjustments are in effect."""
-    if rows.adjust_ptr is None or rows.adjust_tokens is None or rows.adjust_tokens.numel() == 0:
-        yield
-        return
-    saved = torch.empty_like(rows.adjust_shift)
-    arguments = (
-        logits, rows.adjust_ptr, rows.adjust_tokens, rows.adjust_ratio, rows.adjust_shift, saved,
-        logits.shape[1],
-    )  # fmt: skip
-    grid = (logits.shape[0],)
-    options = {"ENTRIES": ENTRIES, "num_warps": 4, "enable_fp_fusion": False}
-    adjust_kernel[grid](*arguments, RESTORE=False, **options)
-    try:
-        yield
-    finally:
-        adjust_kernel[grid](*arguments, RESTORE=True, **options)
-
-
-def check_rows(logits: Tensor, rows: ChoiceRows) -> None:
-    """Raises ValueError where logits and rows break the contract of `Ops.choose`."""
-    check_tensor("logits", logits, torch.float32, (-1, -1))
-    num_rows, vocab = logits.shape
-    for name, dtype in _COLUMNS:
-        check_tensor(name, getattr(rows, name), dtype, (num_rows,))
-    if rows.adjust_ptr is not None:
-        check_tensor("adjust_ptr", rows.adjust_ptr, torch.int32, (num_rows + 1,))
-        for name, dtype in _ADJUSTMENTS:
-            column = getattr(rows, name)
-            if column is None:
-                raise ValueError(f"{name} is None, expected a tensor beside adjust_ptr")
-            check_tensor(name, column, dtype, (-1,))
-    if rows.bitmask is not None:
-        check_tensor("bitmask", rows.bitmask, torch.int32, (num_rows, -(-vocab // 32)))
-    names = ("adjust_ptr", "bitmask", *(name for name, _ in (*_COLUMNS, *_ADJUSTMENTS)))
-    check_device(logits=logits, **{name: getattr(rows, name) for name in names})
-
-
-_COLUMNS = (
-    ("temperature", torch.float32),
-    ("top_k", torch.int32),
-    ("top_p", torch.float32),
-    ("min_p", torch.float32),
-    ("seed", torch.int64),
-    ("position", torch.int32),
-)
-_ADJUSTMENTS = (
-    ("adjust_tokens", torch.int32),
-    ("adjust_ratio", torch.float32),
-    ("adjust_shift", torch.float32),
-)
-
 SPECS = (
     *(
         KernelSpec(
@@ -263,11 +243,12 @@ SPECS = (
     ),
     *(
         KernelSpec(
-            name=f"adjust{suffix}",
-            kernel=adjust_kernel,
-            arguments="*fp32 *i32 *i32 *fp32 *fp32 *fp32 i32",
-            constants={"RESTORE": restore, "ENTRIES": ENTRIES},
+            name=f"target probs{suffix}",
+            kernel=target_probs_kernel,
+            arguments="*fp32 *fp32 *i32 *fp32 *i32 *fp32 *fp32 *i32 *fp32 i32 i32",
+            constants={"HAS_BITMASK": masked, "BLOCK": support.BLOCK},
+            num_warps=support.WARPS,
         )
-        for suffix, restore in (("", False), (" restore", True))
+        for suffix, masked in (("", False), (" bitmask", True))
     ),
 )

@@ -20,7 +20,6 @@ from graft.kernels.ops import ChoiceRows
 
 BLOCK = 2048
 WARPS = 8
-ENTRIES = 128
 
 GREEDY_AT = tl.constexpr(1e-5)  # rounded to float32 this is the highest greedy temperature
 INFINITY = tl.constexpr(float("inf"))
@@ -32,7 +31,7 @@ INFINITY_KEY = tl.constexpr(0x7F800000)
 class Support(NamedTuple):
     """floor, top: [rows], float32. top_k and top_p keep the tokens with z >= floor; top is max z.
 
-    Rows that filter nothing have -inf and +inf.
+    Rows that filter nothing have -inf and +inf, where top was not asked for.
     """
 
     floor: Tensor
@@ -69,11 +68,12 @@ def _middle(low, high, part, by_value):
 
 
 @triton.jit
-def weights_of(x, heat, top, floor):
-    """int64 weights of exp(z - top), 0 below floor and for tokens without support."""
+def weights_of(x, heat, top, floor, least_share):
+    """int64 weights of exp(z - top); 0 without support, below floor and below least_share."""
     z = tl.div_rn(x, heat)
     counted = (x > -INFINITY) & (z >= floor)
-    return float_math.to_weights(float_math.exp32(tl.where(counted, z - top, -INFINITY)))
+    share = float_math.exp32(tl.where(counted, z - top, -INFINITY))
+    return float_math.to_weights(tl.where(share >= least_share, share, 0.0))
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _total(
     for first in range(0, vocab, BLOCK):
         lane = first + tl.arange(0, BLOCK)
         x = load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
-        sums += weights_of(x, heat, top, floor)
+        sums += weights_of(x, heat, top, floor, 0.0)
     return tl.sum(sums, 0)
 
 
@@ -119,7 +119,7 @@ def _threshold(
             key = float_math.order_key(x)
             live = x > -INFINITY
             if WEIGH:
-                measure = weights_of(x, heat, top, floor)
+                measure = weights_of(x, heat, top, floor, 0.0)
             else:
                 measure = live.to(tl.int64)
             m1 += tl.where(key >= p1, measure, 0)
@@ -145,15 +145,15 @@ def _threshold(
 @triton.jit
 def support_kernel(
     logits, temperature, top_k, top_p, min_p, bitmask, floors, tops, vocab, mask_words,
-    HAS_BITMASK: tl.constexpr, BLOCK: tl.constexpr,
+    EVERY_ROW: tl.constexpr, HAS_BITMASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Floor and top of one row; a row that filters nothing leaves at once."""
+    """Floor and top of one row; a row that filters nothing leaves at once, unless EVERY_ROW."""
     row = tl.program_id(0)
     heat = tl.load(temperature + row)
     count_kept = tl.load(top_k + row)
     mass_kept = tl.load(top_p + row)
     greedy = is_greedy(heat, count_kept)
-    filters = (count_kept > 0) | (mass_kept < 1.0) | ~(tl.load(min_p + row) <= 0.0)
+    filters = (count_kept > 0) | (mass_kept < 1.0) | ~(tl.load(min_p + row) <= 0.0) | EVERY_ROW
     floor = heat * 0.0 - INFINITY
     top = heat * 0.0 + INFINITY
     if filters & ~greedy:
@@ -182,9 +182,7 @@ def support_kernel(
                 )  # fmt: skip
                 floor = tl.div_rn(float_math.from_order_key(key.to(tl.int32)), heat)
             if mass_kept < 1.0:
-                total = _total(
-                    logits_row, bitmask_row, vocab, heat, top, floor, HAS_BITMASK, BLOCK
-                )
+                total = _total(logits_row, bitmask_row, vocab, heat, top, floor, HAS_BITMASK, BLOCK)
                 share = tl.ceil(mass_kept.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
                 bar = tl.maximum(tl.minimum(share, total), 1)
                 key = _threshold(
@@ -196,8 +194,8 @@ def support_kernel(
     tl.store(tops + row, top)
 
 
-def find_support(logits: Tensor, rows: ChoiceRows) -> Support:
-    """Floor and top of every row; checks nothing, as its callers have."""
+def find_support(logits: Tensor, rows: ChoiceRows, every_row: bool = False) -> Support:
+    """Floor and top of the rows that filter, or of every drawn row; its callers have checked."""
     num_rows, vocab = logits.shape
     floor = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     top = torch.empty_like(floor)
@@ -205,7 +203,8 @@ def find_support(logits: Tensor, rows: ChoiceRows) -> Support:
     support_kernel[(num_rows,)](
         logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, bitmask, floor, top,
         vocab, 0 if rows.bitmask is None else bitmask.shape[1],
-        HAS_BITMASK=rows.bitmask is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+        EVERY_ROW=every_row, HAS_BITMASK=rows.bitmask is not None, BLOCK=BLOCK,
+        num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return Support(floor, top)
 
@@ -215,7 +214,7 @@ SPECS = tuple(
         name=f"support{suffix}",
         kernel=support_kernel,
         arguments="*fp32 *fp32 *i32 *fp32 *fp32 *i32 *fp32 *fp32 i32 i32",
-        constants={"HAS_BITMASK": masked, "BLOCK": BLOCK},
+        constants={"EVERY_ROW": False, "HAS_BITMASK": masked, "BLOCK": BLOCK},
         num_warps=WARPS,
     )
     for suffix, masked in (("", False), (" bitmask", True))
