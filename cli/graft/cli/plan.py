@@ -133,9 +133,17 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         children=tuple(children),
         url=f"http://{address_of(gateway.host, gateway_flags['port'])}",
         model=verify.model,
-        served_name=gateway.served_name or verify.model,
+        served_name=gateway.served_name or name_of(verify.model),
         drain_s=settings.drain_s,
     )
+
+
+def name_of(model: str) -> str:
+    """The name a model is served under: that of its folder or file, or the given one."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path.stem
+    return path.resolve().name if path.is_dir() else model
 
 
 def address_of(host: str, port: int) -> str:
