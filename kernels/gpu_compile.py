@@ -103,9 +103,9 @@ def _resources(ptx: str, target: int) -> tuple[int, int, int]:
         for name in ASSEMBLERS if target >= 90 else reversed(ASSEMBLERS):
             if not (tools / name).exists():
                 continue
-            command = [tools / name, "-v", "--fmad=false", f"--gpu-name={architecture[1]}"]
+            command = [str(tools / name), "-v", "--fmad=false", f"--gpu-name={architecture[1]}"]
             ran = subprocess.run(
-                [*command, source, "-o", source.with_suffix(".cubin")],
+                [*command, str(source), "-o", str(source.with_suffix(".cubin"))],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if ran.returncode == 0:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graft.common.noise import uniforms
 from graft.kernels.gpu import choose as gpu
+from graft.kernels.gpu import support as gpu_support
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.reference import choose as reference
 
@@ -20,7 +21,7 @@ SMALL_BLOCK = 64
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and segments even at a small vocabulary."""
     monkeypatch.setattr(gpu, "BLOCK", SMALL_BLOCK)
-    monkeypatch.setattr(gpu.support, "BLOCK", SMALL_BLOCK)
+    monkeypatch.setattr(gpu_support, "BLOCK", SMALL_BLOCK)
 
 
 def laws(num_rows: int, **columns: list[float]) -> ChoiceRows:
