@@ -16,7 +16,7 @@ NATIVE = Path(__file__).parent / "graft" / "kernels" / "cpu" / "native"
 FLAGS = (
     "-std=c++20 -O3 -fno-math-errno -ffp-contract=off -fPIC -shared -fvisibility=hidden -pthread"
 ).split()
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
 
 

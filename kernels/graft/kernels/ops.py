@@ -177,6 +177,12 @@ class Ops(Protocol):
     def pack(self, weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
         """Lays out [out_i, in] weights, stacked by rows (q|k|v, gate|up), once per load."""
 
+    def pack_q8_0(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """As `pack`, from GGUF Q8_0 blocks kept as stored: [out_i, in / 32 * 34], uint8."""
+
+    def pack_q4_1(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """As `pack`, from GGUF Q4_1 blocks kept as stored: [out_i, in / 32 * 20], uint8."""
+
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x: [rows, in] -> [rows, out]."""
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "native"
+ABI = 1  # graft_abi of machine.cpp
 INSTRUCTION_SETS = ("avx512", "avx2", "portable")  # best first
 
 
@@ -21,6 +22,7 @@ class CLinear(Structure):
         ("outputs", c_int64),
         ("weights", c_void_p),
         ("bias", c_void_p),
+        ("kind", c_int64),
     )
 
 
@@ -81,6 +83,7 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     "graft_alloc": (_P, (_I,)),
     "graft_free": (None, (_P,)),
     "graft_linear_pack": (None, (_P, _P, _I, _I, _P, _I)),
+    "graft_quant_pack": (None, (_P, _P, _I, _I, _I, _P, _I)),
     "graft_linear": (None, (_P, _P, _P, _I, _P)),
     "graft_linear_rows": (None, (_P, _P, _I, _P)),
     "graft_rms_norm": (None, (_P, _P, _P, _F, _I, _I, _P)),
@@ -142,9 +145,11 @@ def _open(folder: Path, isa: str) -> CDLL | None:
         return None
     try:
         library = CDLL(str(path))
-    except OSError:  # built for another machine or against another C++ runtime
+        if library.graft_abi() != ABI:
+            return None
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):  # for another machine, or from older sources
         return None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
     return library

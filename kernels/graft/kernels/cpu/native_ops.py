@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from ctypes import CDLL
 
 import torch
 from torch import Tensor
 
-from graft.kernels.cpu.library import CLinear, Workers
-from graft.kernels.cpu.native_linear import PANEL, NativeLinear, WeightMemory
+from graft.kernels.cpu.accept import accept
+from graft.kernels.cpu.choose import Native, choose
+from graft.kernels.cpu.library import Workers
+from graft.kernels.cpu.native_linear import Kind, NativeLinear, Packer
 from graft.kernels.cpu.native_stack import NativeStack
 from graft.kernels.cpu.native_views import CViews, floats, heads_of, ints
-from graft.kernels.cpu.plain_choice import accept, choose
 from graft.kernels.ops import (
     ChoiceRows,
     KvCache,
@@ -24,8 +24,6 @@ from graft.kernels.ops import (
     StepRows,
     TreeRows,
 )
-
-_CHUNK_BYTES = 32 << 20
 
 
 class NativeOps:
@@ -41,27 +39,21 @@ class NativeOps:
         self._c = library
         self._workers = Workers(library, threads)
         self._pool = self._workers.address
-        self._memory: WeightMemory | None = None
+        self._native = Native(library, self._pool)
+        self._packer = Packer(library, self._workers)
         self._views = CViews()
 
     def pack(self, weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
-        """Stacks [out_i, in] weights by rows into panels; a missing bias is zeros beside others."""
-        width = weights[0].shape[1]
-        outputs = sum(w.shape[0] for w in weights)
-        padded = (outputs + PANEL - 1) // PANEL * PANEL
-        has_bias = any(b is not None for b in biases)
-        nbytes = padded * 4 * (width + has_bias)
-        start, memory = self._take(nbytes)
-        bias = start + padded * width * 4 if has_bias else None
-        row = 0
-        for weight, part in zip(weights, biases, strict=True):
-            rows = _ready(weight, (weight.shape[0], width))
-            self._c.graft_linear_pack(self._pool, start, width, row, rows.data_ptr(), rows.shape[0])
-            if part is not None and bias is not None:
-                values = _ready(part, (rows.shape[0],))
-                ctypes.memmove(bias + row * 4, values.data_ptr(), rows.shape[0] * 4)
-            row += rows.shape[0]
-        return NativeLinear(CLinear(width, outputs, start, bias), nbytes, memory)
+        """Stacks [out_i, in] weights by rows; a missing bias beside present ones is zeros."""
+        return self._packer.floats(weights, biases)
+
+    def pack_q8_0(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """GGUF Q8_0 blocks; activations are rounded to 8 bits in blocks of 32."""
+        return self._packer.blocks(Kind.Q8_0, blocks, biases)
+
+    def pack_q4_1(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """GGUF Q4_1 blocks; activations are rounded to 8 bits in blocks of 32."""
+        return self._packer.blocks(Kind.Q4_1, blocks, biases)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x: [rows, in] -> [rows, out]."""
@@ -178,11 +170,11 @@ class NativeOps:
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32."""
-        return choose(logits, rows)
+        return choose(logits, rows, self._native)
 
     def accept(self, trees: TreeRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """chosen: [rows] -> (accept_token_num [trees], accept_index [trees, width]), int32."""
-        return accept(trees, chosen)
+        return accept(trees, chosen, self._native)
 
     def keep(self, kv: KvCache, source: Tensor, target: Tensor) -> None:
         """In place on kv: one move after the other, in all layers."""
@@ -199,19 +191,3 @@ class NativeOps:
             ints(target),
             source.numel(),
         )
-
-    def _take(self, nbytes: int) -> tuple[int, WeightMemory]:
-        if self._memory is not None:
-            start = self._memory.take(nbytes)
-            if start is not None:
-                return start, self._memory
-        self._memory = WeightMemory(self._c, max(nbytes, _CHUNK_BYTES))
-        start = self._memory.take(nbytes)
-        assert start is not None
-        return start, self._memory
-
-
-def _ready(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if x.shape != shape:
-        raise ValueError(f"weights are {tuple(x.shape)}, expected {shape}")
-    return x.to(torch.float32).contiguous()

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graft.kernels.cpu.plain_choice import accept, choose
+from graft.kernels.cpu.accept import accept
+from graft.kernels.cpu.choose import choose
+from graft.kernels.cpu.gguf_blocks import unpack_q4_1, unpack_q8_0
 from graft.kernels.ops import (
     ChoiceRows,
     KvCache,
@@ -70,6 +72,14 @@ class TorchOps:
             for w, b in zip(weights, biases, strict=True)
         ]
         return TorchLinear(weight, torch.cat(parts))
+
+    def pack_q8_0(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """Unpacks GGUF Q8_0 blocks to float32."""
+        return self.pack([unpack_q8_0(raw) for raw in blocks], biases)
+
+    def pack_q4_1(self, blocks: list[Tensor], biases: list[Tensor | None]) -> Linear:
+        """Unpacks GGUF Q4_1 blocks to float32."""
+        return self.pack([unpack_q4_1(raw) for raw in blocks], biases)
 
     def linear(self, x: Tensor, weight: Linear) -> Tensor:
         """x: [rows, in] -> [rows, out]."""

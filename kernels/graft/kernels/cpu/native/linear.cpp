@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quant.h"
 #include "simd.h"
 #include "transpose.h"
 
@@ -143,7 +144,7 @@ Blocks turn_rows(const float* x, std::int64_t rows, std::int64_t in) {
 
 void run_panel(const PackedLinear& layer, const Blocks& blocks, std::int64_t panel, float* y,
                std::int64_t y_stride) {
-    const float* weights = layer.weights + panel * layer.in * kPanel;
+    const float* weights = static_cast<const float*>(layer.weights) + panel * layer.in * kPanel;
     const std::int64_t parts = std::max<std::int64_t>(1, (layer.in + kPartInputs / 2) / kPartInputs);
     for (std::int64_t p = 0; p < parts; ++p) {
         const std::int64_t begin = layer.in * p / parts, end = layer.in * (p + 1) / parts;
@@ -167,6 +168,7 @@ void run_panel(const PackedLinear& layer, const Blocks& blocks, std::int64_t pan
 }  // namespace
 
 void linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows, float* y) {
+    if (layer.kind != Weights::f32) return quant_linear(pool, layer, x, rows, y);
     const Blocks blocks = turn_rows(x, rows, layer.in);
     parallel_for(pool, int(layer.panels()), [&](int panel) {
         float* out = y + std::int64_t(panel) * kPanel;
@@ -216,8 +218,13 @@ GRAFT_API void graft_linear_rows(const graft::PackedLinear* layer, const std::in
     using graft::kPanel;
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t output = tokens[i];
-        const float* panel =
-            layer->weights + output / kPanel * layer->in * kPanel + output % kPanel;
-        for (std::int64_t k = 0; k < layer->in; ++k) out[i * layer->in + k] = panel[k * kPanel];
+        float* row = out + i * layer->in;
+        if (layer->kind != graft::Weights::f32) {
+            graft::quant_row(*layer, output, row);
+            continue;
+        }
+        const float* panel = static_cast<const float*>(layer->weights) +
+                             output / kPanel * layer->in * kPanel + output % kPanel;
+        for (std::int64_t k = 0; k < layer->in; ++k) row[k] = panel[k * kPanel];
     }
 }

@@ -9,17 +9,20 @@ namespace graft {
 
 constexpr int kPanel = 32;  // outputs that lie together: weights are [out / 32][in][32]
 
+enum class Weights : std::int64_t { f32 = 0, q8_0 = 1, q4_1 = 2 };
+
 // Weights of one layer, laid out once. Outputs past `out` are zeros.
 struct PackedLinear {
     std::int64_t in, out;
-    const float* weights;  // [panels][in][kPanel]
-    const float* bias;     // [panels * kPanel] or null
+    const void* weights;  // f32: [panels][in][kPanel]; else [panels][in / 32][block of quant.h]
+    const float* bias;    // [panels * kPanel] or null
+    Weights kind;
 
     std::int64_t panels() const { return (out + kPanel - 1) / kPanel; }
 };
 
-// x: [rows, in], y: [rows, out], both contiguous. Every output is one chain of fused
-// multiply-adds over the inputs in ascending order, started from the bias.
+// x: [rows, in], y: [rows, out], both contiguous. With f32 weights every output is one chain of
+// fused multiply-adds over the inputs in ascending order, started from the bias; else quant.h.
 void linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows, float* y);
 
 }  // namespace graft

@@ -9,12 +9,16 @@
 
 #include "pool.h"
 
+// Counts changes of the C functions and structs; library.py takes no other number than its own.
+GRAFT_API int graft_abi() { return 1; }
+
 // 1 where a library built for `isa` runs; asked of the portable build, which runs anywhere.
 GRAFT_API int graft_supports(const char* isa) {
     if (std::strcmp(isa, "portable") == 0) return 1;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
     if (std::strcmp(isa, "avx2") == 0) return avx2;
     if (std::strcmp(isa, "avx512") == 0) {
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -1,0 +1,262 @@
+// Row blocks pass over panels as in linear.cpp, with bytes for floats inside a block of 32 inputs.
+#include "quant.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "dot4.h"
+#include "half.h"
+
+namespace graft {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 6;  // 12 sums of floats, 12 of integers, and what meets them
+#else
+constexpr int kMaxRows = 2;
+#endif
+constexpr int kGroups = kQuantBlock / 4;  // of four inputs in a block
+
+// One block of activations of R rows: quants [kGroups][R][4], then scale [R], then their sum [R],
+// as quants for q8_0 and times the scale for q4_1.
+constexpr std::int64_t x_block_bytes(std::int64_t rows) { return rows * (kQuantBlock + 8); }
+
+void quantize_block(const float* x, Weights kind, int row, int rows, std::int8_t* block) {
+    F16 low = load16(x), high = load16(x + kLanes);
+    const F16 zero = zero16();
+    const float top = max16(max(max(low, zero - low), max(high, zero - high)));
+    const float scale = top / 127.0f;
+    const F16 inverse = set16(scale > 0.0f ? 1.0f / scale : 0.0f);
+    const F16 magic = set16(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+    alignas(64) float rounded[kQuantBlock];
+    store16(rounded, fma(low, inverse, magic) - magic);
+    store16(rounded + kLanes, fma(high, inverse, magic) - magic);
+    std::int32_t sum = 0;
+    for (int k = 0; k < kQuantBlock; ++k) {
+        const auto quant = std::int8_t(std::clamp(rounded[k], -127.0f, 127.0f));
+        block[(k / 4 * rows + row) * 4 + k % 4] = quant;
+        sum += quant;
+    }
+    std::int8_t* scales = block + kQuantBlock * rows;
+    const float weighed = scale * float(sum);
+    std::memcpy(scales + 4 * row, &scale, 4);
+    std::memcpy(scales + 4 * (rows + row), kind == Weights::q8_0 ? static_cast<void*>(&sum)
+                                                                 : const_cast<float*>(&weighed),
+                4);
+}
+
+template <int R, int C>
+struct Sums {
+    F16 of[R][C];
+};
+
+template <Weights Kind, int R, int C>
+inline __attribute__((always_inline)) void add_block(Sums<R, C>& total, const std::uint8_t* block,
+                                                     const std::int8_t* x, int first_column) {
+    constexpr std::int64_t column_bytes = kLanes * kQuantBlock / (Kind == Weights::q8_0 ? 1 : 2);
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(block);
+    const std::uint8_t* quants = block + (Kind == Weights::q8_0 ? 2 : 4) * kPanel;
+    float scale[R], weighed[R];
+    std::int32_t sum_of_x[R];
+    std::memcpy(scale, x + kQuantBlock * R, sizeof scale);
+    std::memcpy(weighed, x + (kQuantBlock + 4) * R, sizeof weighed);
+    std::memcpy(sum_of_x, weighed, sizeof sum_of_x);
+    I16 sum[R][C];
+    for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) {
+            sum[r][c] = Kind == Weights::q8_0 ? start_bytes(sum_of_x[r]) : set_int16(0);
+        }
+    }
+    for (int c = 0; c < C; ++c) {
+        const std::uint8_t* w = quants + (first_column + c) * column_bytes;
+        if constexpr (Kind == Weights::q8_0) {
+            for (int g = 0; g < kGroups; ++g) {
+                const W16 bytes = load_weights(w + 64 * g);
+                for (int r = 0; r < R; ++r) {
+                    sum[r][c] = dot_bytes(sum[r][c], bytes, x + (g * R + r) * 4);
+                }
+            }
+        } else {
+            for (int g = 0; g < kGroups / 2; ++g) {
+                const W16 both = load_weights(w + 64 * g);
+                const W16 low = low_nibbles(both), high = high_nibbles(both);
+                for (int r = 0; r < R; ++r) {
+                    sum[r][c] = dot_nibbles(sum[r][c], low, x + (g * R + r) * 4);
+                    sum[r][c] =
+                        dot_nibbles(sum[r][c], high, x + ((g + kGroups / 2) * R + r) * 4);
+                }
+            }
+        }
+    }
+    for (int c = 0; c < C; ++c) {
+        const std::uint16_t* lane = halves + (first_column + c) * kLanes;
+        const F16 weight_scale = load_half16(lane);
+        for (int r = 0; r < R; ++r) {
+            total.of[r][c] =
+                fma(to_float(sum[r][c]), weight_scale * set16(scale[r]), total.of[r][c]);
+        }
+        if constexpr (Kind == Weights::q4_1) {
+            const F16 minimum = load_half16(lane + kPanel);
+            for (int r = 0; r < R; ++r) {
+                total.of[r][c] = fma(minimum, set16(weighed[r]), total.of[r][c]);
+            }
+        }
+    }
+}
+
+struct Job {
+    const std::uint8_t* panel;
+    const std::int8_t* x;
+    std::int64_t blocks;
+    const float* bias;
+    float* y;
+    std::int64_t y_stride;
+    const char* ahead;
+    std::int64_t ahead_bytes;  // a block's share of what to fetch meanwhile
+};
+
+template <Weights Kind, int R, int C>
+void run_columns(const Job& job, int first_column, bool fetch) {
+    Sums<R, C> total;
+    for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) {
+            total.of[r][c] =
+                job.bias ? load16(job.bias + (first_column + c) * kLanes) : zero16();
+        }
+    }
+    for (std::int64_t b = 0; b < job.blocks; ++b) {
+        if (fetch) {
+            for (std::int64_t at = 0; at < job.ahead_bytes; at += 64) {
+                __builtin_prefetch(job.ahead + b * job.ahead_bytes + at, 0, 2);
+            }
+        }
+        add_block<Kind, R, C>(total, job.panel + b * panel_block_bytes(Kind),
+                              job.x + b * x_block_bytes(R), first_column);
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) {
+            store16(job.y + r * job.y_stride + (first_column + c) * kLanes, total.of[r][c]);
+        }
+    }
+}
+
+template <Weights Kind, int R>
+void run_job(const Job& job) {
+#if defined(__AVX512F__)
+    run_columns<Kind, R, 2>(job, 0, true);
+#else
+    run_columns<Kind, R, 1>(job, 0, true);
+    run_columns<Kind, R, 1>(job, 1, false);
+#endif
+}
+
+using RunJob = void (*)(const Job&);
+
+template <Weights Kind, int... R>
+RunJob pick(int rows, std::integer_sequence<int, R...>) {
+    static constexpr RunJob table[] = {run_job<Kind, R + 1>...};
+    return table[rows - 1];
+}
+
+RunJob pick(Weights kind, int rows) {
+    constexpr auto sizes = std::make_integer_sequence<int, kMaxRows>{};
+    return kind == Weights::q8_0 ? pick<Weights::q8_0>(rows, sizes)
+                                 : pick<Weights::q4_1>(rows, sizes);
+}
+
+}  // namespace
+
+void quant_linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
+                  float* y) {
+    const std::int64_t blocks = layer.in / kQuantBlock, cuts = (rows + kMaxRows - 1) / kMaxRows;
+    const auto first = [&](std::int64_t cut) { return rows * cut / cuts; };
+    auto* quants = reinterpret_cast<std::int8_t*>(
+        scratch(Scratch::quants, std::size_t(x_block_bytes(rows) * blocks / 4)));
+    const std::int64_t x_bytes = x_block_bytes(1) * blocks;  // of one row
+    parallel_for(rows < 4 ? nullptr : pool, int(rows), [&](int row) {
+        std::int64_t cut = std::int64_t(row) * cuts / rows;
+        while (first(cut + 1) <= row) ++cut;
+        const auto size = int(first(cut + 1) - first(cut));
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            quantize_block(x + row * layer.in + b * kQuantBlock, layer.kind,
+                           int(row - first(cut)), size,
+                           quants + first(cut) * x_bytes + b * x_block_bytes(size));
+        }
+    });
+    const std::int64_t panel_bytes = panel_block_bytes(layer.kind) * blocks;
+    const auto* weights = static_cast<const std::uint8_t*>(layer.weights);
+    parallel_for(pool, int(layer.panels()), [&](int panel) {
+        float* out = y + std::int64_t(panel) * kPanel;
+        const std::int64_t width = std::min<std::int64_t>(kPanel, layer.out - panel * kPanel);
+        float* tile =
+            width == kPanel ? out : scratch(Scratch::partials, std::size_t(rows * kPanel));
+        const std::int64_t stride = width == kPanel ? layer.out : kPanel;
+        for (std::int64_t cut = 0; cut < cuts; ++cut) {
+            Job job;
+            job.panel = weights + panel * panel_bytes;
+            job.x = quants + first(cut) * x_bytes;
+            job.blocks = blocks;
+            job.bias = layer.bias ? layer.bias + panel * kPanel : nullptr;
+            job.y = tile + first(cut) * stride;
+            job.y_stride = stride;
+            job.ahead = reinterpret_cast<const char*>(job.panel + panel_bytes) +
+                        panel_bytes * cut / cuts / 64 * 64;
+            job.ahead_bytes = panel_block_bytes(layer.kind) / cuts / 64 * 64;
+            pick(layer.kind, int(first(cut + 1) - first(cut)))(job);
+        }
+        if (tile == out) return;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            std::memcpy(out + r * layer.out, tile + r * kPanel, std::size_t(width) * sizeof(float));
+        }
+    });
+}
+
+void quant_row(const PackedLinear& layer, std::int64_t output, float* out) {
+    const bool bytes = layer.kind == Weights::q8_0;
+    const std::int64_t blocks = layer.in / kQuantBlock, size = panel_block_bytes(layer.kind);
+    const auto* block =
+        static_cast<const std::uint8_t*>(layer.weights) + output / kPanel * blocks * size;
+    const std::int64_t place = output % kPanel, column = place / kLanes, lane = place % kLanes;
+    for (std::int64_t b = 0; b < blocks; ++b, block += size, out += kQuantBlock) {
+        const auto* halves = reinterpret_cast<const std::uint16_t*>(block);
+        const float scale = half_to_float(halves[place]);
+        const float minimum = bytes ? 0.0f : half_to_float(halves[kPanel + place]);
+        const std::uint8_t* quants = block + kPanel * (bytes ? 2 : 4) +
+                                     column * kLanes * kQuantBlock / (bytes ? 1 : 2) + lane * 4;
+        for (int k = 0; k < kQuantBlock; ++k) {
+            if (bytes) {
+                out[k] = scale * float(int(quants[k / 4 * 64 + k % 4]) - 128);
+            } else {
+                const int both = quants[k % 16 / 4 * 64 + k % 4];
+                out[k] = fma1(scale, float(k < 16 ? both & 15 : both >> 4), minimum);
+            }
+        }
+    }
+}
+
+}  // namespace graft
+
+// source: [rows, in / 32] blocks of a GGUF file; its rows become outputs first..first + rows - 1.
+GRAFT_API void graft_quant_pack(graft::Pool* pool, std::uint8_t* weights, std::int64_t kind,
+                                std::int64_t in, std::int64_t first, const std::uint8_t* source,
+                                std::int64_t rows) {
+    using namespace graft;
+    const bool bytes = Weights(kind) == Weights::q8_0;
+    const std::int64_t blocks = in / kQuantBlock, size = panel_block_bytes(Weights(kind));
+    const std::int64_t quant_bytes = bytes ? 32 : 16, header = bytes ? 2 : 4;
+    parallel_for(pool, int(rows), [&](int r) {
+        const std::int64_t output = first + r, place = output % kPanel;
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::uint8_t* from = source + (r * blocks + b) * (header + quant_bytes);
+            std::uint8_t* block = weights + (output / kPanel * blocks + b) * size;
+            std::memcpy(block + 2 * place, from, 2);
+            if (!bytes) std::memcpy(block + 2 * (kPanel + place), from + 2, 2);
+            std::uint8_t* to = block + header * kPanel + place / kLanes * kLanes * quant_bytes +
+                               place % kLanes * 4;
+            for (std::int64_t k = 0; k < quant_bytes; ++k) {
+                to[k / 4 * 64 + k % 4] = bytes ? from[header + k] ^ 0x80 : from[header + k];
+            }
+        }
+    });
+}
