@@ -179,8 +179,9 @@ class Supervisor:
             line = raw.decode(errors="replace").rstrip()
             if line:
                 child.tail.append(line)
-                # The traceback of a child that cannot start is shown once, not at every try.
-                if child.policy.num_failures == 0:
+                # A traceback is shown once, not at every try; the reason of a refusal is told
+                # when the child has ended.
+                if child.policy.num_failures == 0 and not line.startswith("error: "):
                     self._screen.log(child.spec.name, line)
 
     async def _end_all(self, hurry: asyncio.Event) -> None:
