@@ -11,10 +11,12 @@
 namespace graft {
 namespace {
 
+#define GRAFT_UNROLL _Pragma("GCC unroll 16")
+
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 6;  // 12 sums of floats, 12 of integers, and what meets them
+constexpr int kMaxRows = 8;  // 16 sums of floats, 8 of integers, and what meets them
 #else
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = 3;  // 6 sums of floats, 6 of integers
 #endif
 constexpr int kGroups = kQuantBlock / 4;  // of four inputs in a block
 
@@ -46,61 +48,54 @@ void quantize_block(const float* x, Weights kind, int row, int rows, std::int8_t
                 4);
 }
 
-template <int R, int C>
-struct Sums {
-    F16 of[R][C];
-};
+template <class T>
+inline T read(const std::int8_t* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
 
-template <Weights Kind, int R, int C>
-inline __attribute__((always_inline)) void add_block(Sums<R, C>& total, const std::uint8_t* block,
-                                                     const std::int8_t* x, int first_column) {
-    constexpr std::int64_t column_bytes = kLanes * kQuantBlock / (Kind == Weights::q8_0 ? 1 : 2);
-    const auto* halves = reinterpret_cast<const std::uint16_t*>(block);
-    const std::uint8_t* quants = block + (Kind == Weights::q8_0 ? 2 : 4) * kPanel;
-    float scale[R], weighed[R];
-    std::int32_t sum_of_x[R];
-    std::memcpy(scale, x + kQuantBlock * R, sizeof scale);
-    std::memcpy(weighed, x + (kQuantBlock + 4) * R, sizeof weighed);
-    std::memcpy(sum_of_x, weighed, sizeof sum_of_x);
-    I16 sum[R][C];
-    for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < C; ++c) {
-            sum[r][c] = Kind == Weights::q8_0 ? start_bytes(sum_of_x[r]) : set_int16(0);
-        }
+// One block of one column of 16 outputs joins the sums of R rows.
+template <Weights Kind, int R>
+inline __attribute__((always_inline)) void add_block(F16 (&total)[R], const std::uint8_t* block,
+                                                     const std::int8_t* x, int column) {
+    constexpr bool bytes = Kind == Weights::q8_0;
+    constexpr std::int64_t column_bytes = kLanes * kQuantBlock / (bytes ? 1 : 2);
+    const std::uint8_t* w = block + (bytes ? 2 : 4) * kPanel + column * column_bytes;
+    const std::int8_t* scales = x + kQuantBlock * R;
+    I16 sum[R];
+    GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+        sum[r] = bytes ? start_bytes(read<std::int32_t>(scales + 4 * (R + r))) : set_int16(0);
     }
-    for (int c = 0; c < C; ++c) {
-        const std::uint8_t* w = quants + (first_column + c) * column_bytes;
-        if constexpr (Kind == Weights::q8_0) {
-            for (int g = 0; g < kGroups; ++g) {
-                const W16 bytes = load_weights(w + 64 * g);
-                for (int r = 0; r < R; ++r) {
-                    sum[r][c] = dot_bytes(sum[r][c], bytes, x + (g * R + r) * 4);
-                }
+    if constexpr (bytes) {
+        GRAFT_UNROLL for (int g = 0; g < kGroups; ++g) {
+            const W16 weights = load_weights(w + 64 * g);
+            GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+                sum[r] = dot_bytes(sum[r], weights, x + (g * R + r) * 4);
             }
-        } else {
-            for (int g = 0; g < kGroups / 2; ++g) {
-                const W16 both = load_weights(w + 64 * g);
-                const W16 low = low_nibbles(both), high = high_nibbles(both);
-                for (int r = 0; r < R; ++r) {
-                    sum[r][c] = dot_nibbles(sum[r][c], low, x + (g * R + r) * 4);
-                    sum[r][c] =
-                        dot_nibbles(sum[r][c], high, x + ((g + kGroups / 2) * R + r) * 4);
-                }
+        }
+    } else {
+        GRAFT_UNROLL for (int g = 0; g < kGroups / 2; ++g) {
+            const W16 both = load_weights(w + 64 * g);
+            const W16 low = low_nibbles(both), high = high_nibbles(both);
+            GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+                sum[r] = dot_nibbles(sum[r], low, x + (g * R + r) * 4);
+            }
+            GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+                sum[r] = dot_nibbles(sum[r], high, x + ((g + kGroups / 2) * R + r) * 4);
             }
         }
     }
-    for (int c = 0; c < C; ++c) {
-        const std::uint16_t* lane = halves + (first_column + c) * kLanes;
-        const F16 weight_scale = load_half16(lane);
-        for (int r = 0; r < R; ++r) {
-            total.of[r][c] =
-                fma(to_float(sum[r][c]), weight_scale * set16(scale[r]), total.of[r][c]);
-        }
-        if constexpr (Kind == Weights::q4_1) {
-            const F16 minimum = load_half16(lane + kPanel);
-            for (int r = 0; r < R; ++r) {
-                total.of[r][c] = fma(minimum, set16(weighed[r]), total.of[r][c]);
-            }
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(block) + column * kLanes;
+    const F16 weight_scale = load_half16(halves);
+    GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+        const F16 scale = weight_scale * set16(read<float>(scales + 4 * r));
+        total[r] = fma(to_float(sum[r]), scale, total[r]);
+    }
+    if constexpr (!bytes) {
+        const F16 minimum = load_half16(halves + kPanel);
+        GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+            total[r] = fma(minimum, set16(read<float>(scales + 4 * (R + r))), total[r]);
         }
     }
 }
@@ -118,12 +113,10 @@ struct Job {
 
 template <Weights Kind, int R, int C>
 void run_columns(const Job& job, int first_column, bool fetch) {
-    Sums<R, C> total;
-    for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < C; ++c) {
-            total.of[r][c] =
-                job.bias ? load16(job.bias + (first_column + c) * kLanes) : zero16();
-        }
+    F16 total[C][R];
+    GRAFT_UNROLL for (int c = 0; c < C; ++c) {
+        const float* bias = job.bias ? job.bias + (first_column + c) * kLanes : nullptr;
+        GRAFT_UNROLL for (int r = 0; r < R; ++r) total[c][r] = bias ? load16(bias) : zero16();
     }
     for (std::int64_t b = 0; b < job.blocks; ++b) {
         if (fetch) {
@@ -131,12 +124,14 @@ void run_columns(const Job& job, int first_column, bool fetch) {
                 __builtin_prefetch(job.ahead + b * job.ahead_bytes + at, 0, 2);
             }
         }
-        add_block<Kind, R, C>(total, job.panel + b * panel_block_bytes(Kind),
-                              job.x + b * x_block_bytes(R), first_column);
+        GRAFT_UNROLL for (int c = 0; c < C; ++c) {
+            add_block<Kind, R>(total[c], job.panel + b * panel_block_bytes(Kind),
+                               job.x + b * x_block_bytes(R), first_column + c);
+        }
     }
-    for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < C; ++c) {
-            store16(job.y + r * job.y_stride + (first_column + c) * kLanes, total.of[r][c]);
+    GRAFT_UNROLL for (int c = 0; c < C; ++c) {
+        GRAFT_UNROLL for (int r = 0; r < R; ++r) {
+            store16(job.y + r * job.y_stride + (first_column + c) * kLanes, total[c][r]);
         }
     }
 }
