@@ -31,7 +31,7 @@ from graft.draft.proposers.trie import Cursor, Trie
 
 CORPUS = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5]
 CONTEXT = [9, 1, 2]
-WIDE = Tier("ngram", num_steps=8, topk=8, num_draft_tokens=12)
+WIDE = Tier("ngram", num_steps=11, topk=8, num_draft_tokens=12)
 
 
 def golden_trie() -> tuple[Trie, list[tuple[int, int]]]:
@@ -125,6 +125,14 @@ def test_a_match_shorter_than_min_match_is_no_match() -> None:
         assert (drafts(proposer, seated(proposer, prompt)) is not None) is found
 
 
+def test_a_longer_match_earns_a_larger_tree() -> None:
+    prompt = [*range(20, 60), 100, *range(20, 60), 200]
+    for length, factor, num_nodes in ((1, 2.0, 3), (3, 2.0, 7), (9, 2.0, 12), (1, 0.0, 12)):
+        proposer = NgramProposer(NgramOptions(spec_factor=factor))
+        tree = drafts(proposer, seated(proposer, [*prompt, *range(20, 20 + length)]))
+        assert tree is not None and tree.num_nodes == num_nodes
+
+
 @pytest.mark.parametrize("match_type", list(MatchType))
 @given(
     text=st.lists(st.integers(0, 4), min_size=1, max_size=60),
@@ -199,6 +207,8 @@ def test_closing_a_session_leaves_others_as_they_were() -> None:
         {"max_trie_depth": 1},
         {"capacity": 3},
         {"min_match": 18},
+        {"spec_factor": -1.0},
+        {"spec_factor": float("nan")},
     ],
 )
 def test_options_that_do_not_go_together_are_refused(numbers: dict[str, Any]) -> None:

@@ -41,6 +41,9 @@ class DraftSettings(Settings):
     ngram_min_match: int = Field(
         1, ge=1, description="Tokens a match must have before anything is proposed."
     )
+    ngram_spec_factor: float = Field(
+        2.0, ge=0, description="Drafted nodes for each token of the longest match; 0 is no limit."
+    )
     ngram_capacity: int = Field(
         10_000_000, ge=3, le=2**31 - 1, description="Nodes of one n-gram trie."
     )
@@ -88,6 +91,7 @@ class DraftSettings(Settings):
             max_trie_depth=self.ngram_max_trie_depth,
             capacity=self.ngram_capacity,
             min_match=self.ngram_min_match,
+            spec_factor=self.ngram_spec_factor,
             share=Share(self.ngram_share),
             num_draft_tokens=self.num_draft_tokens,
         )
