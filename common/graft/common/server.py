@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -142,6 +143,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _guard_unary(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Also for streaming methods that write to the context, such as health's Watch."""
+
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await method(request, context)
@@ -157,6 +160,9 @@ def _guard_unary(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.isasyncgenfunction(method):
+        return _guard_unary(method)
+
     async def guarded(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
