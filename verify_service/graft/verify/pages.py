@@ -14,14 +14,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graft.common.errors import GraftError
 from graft.common.tree import IntArray
 
 PageKey = bytes
 
 
-class OutOfPages(GraftError):
-    """The pool has fewer free and cached pages than asked for; nothing was taken."""
+class OutOfPages(Exception):
+    """The pool has fewer free and cached pages than asked for; nothing was taken.
+
+    Never leaves the scheduler: it waits, trims or preempts instead.
+    """
 
 
 def first_key(salt: str) -> PageKey:

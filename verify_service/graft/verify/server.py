@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from graft.common import log, metrics
 from graft.common.channel import Tls
 from graft.common.errors import Draining
+from graft.common.model_cache import Progress
 from graft.common.server import GrpcServer
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
@@ -24,6 +26,8 @@ from graft.verify.settings import VerifySettings
 
 _log = log.get("server")
 
+Loader = Callable[[VerifySettings, Progress], Loaded]
+
 SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _CLOSE_S = 1.0
 _ENGINE_STOP_S = 10.0
@@ -34,14 +38,15 @@ _WATCH_MAX_S = 1.0
 class VerifyServer:
     """Binds at once, loads in the background, serves when ready, drains when stopped."""
 
-    def __init__(self, settings: VerifySettings) -> None:
-        """Checks what the settings say together.
+    def __init__(self, settings: VerifySettings, loader: Loader = load) -> None:
+        """Checks what the settings say together; `loader` brings the target up.
 
         Raises:
             InvalidArgument: two of them contradict each other.
         """
         settings.check_limits()
         self.settings = settings
+        self._loader = loader
         self.metrics = VerifyMetrics()
         self.engine: Engine | None = None
         self._grpc: GrpcServer | None = None
@@ -117,7 +122,7 @@ class VerifyServer:
 
         result, failure = None, None
         try:
-            result = load(self.settings, tell)
+            result = self._loader(self.settings, tell)
         except Exception as error:
             failure = error
         if not loop.is_closed():

@@ -1,0 +1,263 @@
+"""A verify replica under test, a gateway's side of Generate, and a drafter on Rounds by script.
+
+Knows messages and streams; what a drafter says is the test's own function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from graft.common.channel import PROTOCOL_REVISION, open_channel
+from graft.common.prefix import Prefix
+from graft.common.tree import Tree
+from graft.common.tree_codec import encode_scores, encode_shape, encode_tokens
+from graft.v1 import tree_pb2, verify_pb2, verify_pb2_grpc
+from graft.v1.sampling_pb2 import Sampling, StopRule
+from graft.verify.loading import load
+from graft.verify.server import Loader, VerifyServer
+from graft.verify.settings import VerifySettings
+
+DEFAULTS: dict[str, Any] = {
+    "port": 0,
+    "threads": 1,
+    "kv_tokens": 2048,
+    "max_running": 8,
+    "chunk_tokens": 32,
+    "max_nodes": 32,
+    "max_depth": 16,
+}
+Say = verify_pb2.RoundsRequest
+Script = Callable[["Seat"], Awaitable[Say | None]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """What a gateway heard of one session."""
+
+    opened: verify_pb2.SessionOpened | None = None
+    commits: list[verify_pb2.TokensCommitted] = field(default_factory=list)
+    finished: verify_pb2.SessionFinished | None = None
+    sequences: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All committed tokens."""
+        return [token for commit in self.commits for token in commit.tokens]
+
+
+@dataclass(slots=True)
+class Seat:
+    """A drafter's view of one session; `round` counts what it heard of it."""
+
+    session_id: int
+    prefix: Prefix
+    vocab_size: int
+    round: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The committed prefix."""
+        return [int(token) for token in self.prefix.tokens]
+
+    def propose(self, tree: Tree, prefix: Sequence[int] | None = None) -> tree_pb2.CandidateTree:
+        """A candidate tree for the committed prefix, or for another one."""
+        named = self.prefix if prefix is None else Prefix(prefix)
+        return tree_pb2.CandidateTree(
+            session_id=self.session_id,
+            prefix_length=len(named),
+            prefix_digest=named.digest,
+            shape=encode_shape(tree),
+            tokens=encode_tokens(tree, self.vocab_size),
+            scores=encode_scores(tree),
+            draft_micros=5,
+        )
+
+
+class ScriptedDrafter:
+    """One Rounds stream; answers every prefix and commit with what its script says."""
+
+    def __init__(
+        self,
+        stub: verify_pb2_grpc.VerifyServiceAsyncStub,
+        script: Script,
+        hello: verify_pb2.DraftHello | None = None,
+    ) -> None:
+        self.script = script
+        self.call = stub.Rounds()  # type: ignore[call-arg]
+        self.seats: dict[int, Seat] = {}
+        self.refusals: Counter[int] = Counter()
+        self.closed: dict[int, int] = {}
+        self.sequences: list[int] = []
+        self.welcome: verify_pb2.VerifyServiceDescribeResponse | None = None
+        self.welcomed = asyncio.Event()
+        self.heard = asyncio.Condition()
+        self._hello = hello or verify_pb2.DraftHello(protocol_revision=PROTOCOL_REVISION)
+        self._writing = asyncio.Lock()
+        self._reader = asyncio.create_task(self._read())
+
+    async def join(self, session_id: int, ticket: bytes) -> None:
+        """Asks to attend a session, once welcomed."""
+        await self.welcomed.wait()
+        await self.say(Say(joins=[verify_pb2.JoinSession(session_id=session_id, ticket=ticket)]))
+
+    async def say(self, message: Say) -> None:
+        """Sends one message; one at a time, as a call wants it."""
+        async with self._writing:
+            await self.call.write(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns once something heard makes the condition true."""
+        async with self.heard:
+            await self.heard.wait_for(condition)
+
+    async def die(self) -> None:
+        """Ends the call without a word."""
+        self.call.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        await self.say(Say(hello=self._hello))
+        async for message in self.call:
+            self.sequences.append(message.sequence)
+            if message.HasField("welcome"):
+                self.welcome = message.welcome
+                self.welcomed.set()
+            moved = self._follow(message)
+            async with self.heard:
+                self.heard.notify_all()
+            for session_id in moved:
+                answer = await self.script(self.seats[session_id])
+                if answer is not None and session_id in self.seats:
+                    await self.say(answer)
+
+    def _follow(self, message: verify_pb2.RoundsResponse) -> list[int]:
+        assert self.welcome is not None, "the first message must be the welcome"
+        moved: dict[int, None] = {}
+        for told in message.prefixes:
+            prefix = Prefix(told.tokens)
+            self.seats[told.session_id] = Seat(told.session_id, prefix, self.welcome.vocab_size)
+            moved[told.session_id] = None
+        for commit in message.commits:
+            seat = self.seats[commit.session_id]
+            seat.prefix.extend(commit.tokens)
+            seat.round += 1
+            assert (len(seat.prefix), seat.prefix.digest) == (
+                commit.prefix_length,
+                commit.prefix_digest,
+            ), "the commit does not fit the prefix heard so far"
+            moved[commit.session_id] = None
+        for refused in message.refusals:
+            self.refusals[refused.refusal] += 1
+        for closed in message.closed:
+            self.closed[closed.session_id] = closed.error
+            self.seats.pop(closed.session_id, None)
+            moved.pop(closed.session_id, None)
+        return list(moved)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyBench:
+    """A running replica and a stub that speaks to it."""
+
+    server: VerifyServer
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub
+    address: str
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        drafter: ScriptedDrafter | None = None,
+        stop: StopRule | None = None,
+        **fields: Any,
+    ) -> Generation:
+        """Runs one session to its end, with a drafter at its side from the start on."""
+        generation = Generation()
+        rule = stop or StopRule(max_tokens=max_tokens, ignore_eos=True)
+        fields.setdefault("tree_deadline_micros", 5_000_000)
+        request = verify_pb2.OpenSession(
+            prompt_tokens=prompt, stop=rule, speculate=drafter is not None, **fields
+        )
+        call = self.generate_call()
+        await call.write(verify_pb2.GenerateRequest(open=request))
+        async for message in call:
+            generation.sequences.append(message.sequence)
+            match message.WhichOneof("event"):
+                case "opened":
+                    generation.opened = message.opened
+                    if drafter is not None:
+                        await drafter.join(message.opened.session_id, message.opened.ticket)
+                case "committed":
+                    generation.commits.append(message.committed)
+                case "finished":
+                    generation.finished = message.finished
+        return generation
+
+    def generate_call(self) -> grpc.aio.StreamStreamCall[Any, Any]:
+        """A Generate call to be written and read by hand."""
+        return self.stub.Generate()  # type: ignore[call-arg]
+
+    def drafter(
+        self, script: Script, hello: verify_pb2.DraftHello | None = None
+    ) -> ScriptedDrafter:
+        """A drafter on a stream of its own."""
+        return ScriptedDrafter(self.stub, script, hello)
+
+    def idle_pages(self) -> bool:
+        """True when no page is held and none is lost."""
+        assert self.server.engine is not None
+        pool = self.server.engine.scheduler.places.pool
+        return pool.num_used == 0 and pool.num_free + pool.num_cached == pool.num_pages
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of the server's registry; 0 when it was never counted."""
+        return self.server.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def settings_of(model: Path, **settings: Any) -> VerifySettings:
+    """Settings of a small replica on a free port."""
+    return VerifySettings.load(None, {"model": str(model), **DEFAULTS, **settings})
+
+
+@asynccontextmanager
+async def running_verify(
+    model: Path, *, loader: Loader = load, **settings: Any
+) -> AsyncIterator[VerifyBench]:
+    """Starts a replica, waits until it serves, and stops it afterwards."""
+    server = VerifyServer(settings_of(model, **settings), loader)
+    try:
+        address = f"127.0.0.1:{await server.start()}"
+        await server.ready()
+        async with open_channel(address) as channel:
+            yield VerifyBench(server, verify_pb2_grpc.VerifyServiceStub(channel), address)
+    finally:
+        await server.stop(0.5)
+
+
+def sampled(seed: int, temperature: float = 0.8) -> Sampling:
+    """A seeded law."""
+    return Sampling(temperature=temperature, seed=seed, top_k=50)
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Returns once the condition holds; for what another thread brings about."""
+    async with asyncio.timeout(within_s):
+        for _ in itertools.count():
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+def status_of(error: grpc.aio.AioRpcError) -> str:
+    """The name of a failed call's status code."""
+    return str(error.code().name)
