@@ -1,0 +1,150 @@
+"""What choosing, walking and keeping cost beside the target forward of the same batch.
+
+    python -m graft.bench.verify_cost
+
+Sessions hold trees of one shape and cached keys of no meaning; times do not depend on values,
+apart from the logits, which are the model's own for the tokens of the trees.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from graft.common.model_files import resolve
+from graft.common.sampling import Sampling
+from graft.common.tree import Tree, from_parents
+from graft.kernels.cpu.keep import keep_moves
+from graft.kernels.ops import KvCache, Ops, StepRows, select
+from graft.kernels.rows import Law, choice_rows, tree_rows
+from graft.verify.target.load import Target, load_target
+
+SESSIONS = 8
+NODES = 16
+PREFIX = 128
+ROUNDS = 5
+LAWS = {
+    "greedy": Sampling(),
+    "T = 1": Sampling(temperature=1.0),
+    "T = 0.8, top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
+}
+_MODEL = "smollm2-135m-instruct"
+_PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """Medians over rounds, in seconds."""
+
+    law: str
+    forward_s: float
+    choose_s: float
+    accept_s: float
+    keep_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Choice, walk and keep over the forward."""
+        return (self.choose_s + self.accept_s + self.keep_s) / self.forward_s
+
+
+def measure(target: Target, ops: Ops, rounds: int = ROUNDS) -> list[VerifyCost]:
+    """One line a law, all in one run over the same batch."""
+    trees = [_tree(seed, target.vocab_size) for seed in range(SESSIONS)]
+    kv, step = _step(target, trees)
+    tokens = torch.from_numpy(np.concatenate([tree.tokens for tree in trees]))
+    wanted = torch.from_numpy(np.concatenate([_last_path(tree) for tree in trees]))
+    decoder, flat = target.decoder, tree_rows(trees)
+    logits = decoder.logits(decoder.forward(tokens, step, kv, None))
+    accepted, index = ops.accept(flat, wanted)
+
+    def keep() -> None:
+        ops.keep(kv, *keep_moves(flat.ptr, accepted, index, step.write_slots))
+
+    def cost(name: str, sampling: Sampling) -> VerifyCost:
+        law = choice_rows([Law(sampling, tree, PREFIX) for tree in trees], target.vocab_size)
+        parts: tuple[Callable[[], object], ...] = (
+            lambda: decoder.logits(decoder.forward(tokens, step, kv, None)),
+            lambda: ops.choose(logits, law),
+            lambda: ops.accept(flat, wanted),
+            keep,
+        )
+        times = [[_seconds(part) for part in parts] for _ in range(rounds)]
+        return VerifyCost(name, *(statistics.median(column) for column in zip(*times, strict=True)))
+
+    return [cost(name, sampling) for name, sampling in LAWS.items()]
+
+
+def _seconds(part: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    part()
+    return time.perf_counter() - start
+
+
+def _tree(seed: int, vocab_size: int) -> Tree:
+    """Two children a node, so that the second branch is not the first path."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.choice(vocab_size, NODES, replace=False)
+    return from_parents(tokens.tolist(), [-1, *((node - 1) // 2 for node in range(1, NODES))])
+
+
+def _last_path(tree: Tree) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """The token of each node's last child, 0 at leaves: a choice that ends in the last leaf."""
+    wanted = np.zeros(tree.num_nodes, np.int32)
+    for node in range(1, tree.num_nodes):
+        wanted[tree.parent[node]] = tree.tokens[node]
+    return wanted
+
+
+def _step(target: Target, trees: list[Tree]) -> tuple[KvCache, StepRows]:
+    config = target.config
+    pages = (PREFIX + NODES) // _PAGE_TOKENS
+    slots = SESSIONS * pages * _PAGE_TOKENS
+    shape = (config.num_layers, slots, config.num_kv_heads, config.head_dim)
+    generator = torch.Generator().manual_seed(0)
+    kv = KvCache(
+        torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), 16
+    )
+    firsts = [session * pages * _PAGE_TOKENS + PREFIX for session in range(SESSIONS)]
+    paths = [
+        [first + node for node in tree.ancestors(row)]
+        for first, tree in zip(firsts, trees, strict=True)
+        for row in range(tree.num_nodes)
+    ]
+    lengths = [len(path) for path in paths]
+    return kv, StepRows(
+        positions=torch.tensor([PREFIX + length - 1 for length in lengths], dtype=torch.int32),
+        write_slots=torch.tensor([path[-1] for path in paths], dtype=torch.int32),
+        sequence=torch.arange(SESSIONS, dtype=torch.int32).repeat_interleave(NODES),
+        page_table=torch.arange(SESSIONS * pages, dtype=torch.int32).reshape(SESSIONS, pages),
+        prefix_len=torch.full((len(paths),), PREFIX, dtype=torch.int32),
+        extra_ptr=torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32),
+        extra_slots=torch.tensor([slot for path in paths for slot in path], dtype=torch.int32),
+    )
+
+
+def run(threads: int = 2, rounds: int = ROUNDS) -> list[VerifyCost]:
+    """Loads the embedded model and measures it."""
+    ops = select("cpu", threads)
+    target = load_target(resolve(_MODEL, weights=True), ops, context_length=512)
+    return measure(target, ops, rounds)
+
+
+def main() -> None:
+    """Prints one line a law."""
+    for cost in run():
+        sys.stdout.write(
+            f"{cost.law}: forward {cost.forward_s * 1e3:.1f} ms, choose {cost.choose_s * 1e3:.2f}, "
+            f"accept {cost.accept_s * 1e3:.3f}, keep {cost.keep_s * 1e3:.3f} ms, "
+            f"ratio {cost.ratio:.1%}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
