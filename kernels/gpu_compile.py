@@ -70,7 +70,7 @@ def compile_spec(spec: Any, target: int) -> Compiled:
     attributes = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if signature[name].startswith("*") or name == "vocab"
+        if signature[name].startswith("*") or name in ("vocab", "segment")
     }
     source = ASTSource(
         fn=spec.kernel, signature=signature, constexprs=dict(spec.constants), attrs=attributes

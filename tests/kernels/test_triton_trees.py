@@ -114,7 +114,7 @@ def test_greedy_walks_over_padded_trees_equal_the_reference(
         assert torch.equal(left, right)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(SEEDS, st.integers(1, 70), st.integers(1, 2))
 def test_built_trees_equal_the_reference_in_every_mask_mode(
     seed: int, num_nodes: int, batch: int
@@ -143,6 +143,17 @@ def test_built_trees_equal_the_reference_in_every_mask_mode(
         gpu_build.links_from_mask(visible), reference_build.links_from_mask(visible), strict=True
     ):
         assert torch.equal(left, right)
+
+
+def test_a_mask_that_is_given_too_little_room_is_cut() -> None:
+    parents = torch.tensor([[-1, 0, 0], [-1, 0, 1]])
+    lengths = torch.tensor([5, 9])
+    visible = gpu_build.visibility(parents)
+    whole = gpu_masks.write_mask(visible, lengths, MaskMode.FULL_MASK)
+    cut = gpu_masks.write_mask(visible, lengths, MaskMode.FULL_MASK, 40)
+    assert torch.equal(cut, whole[:40])
+    packed, _ = gpu_masks.pack_flashinfer(visible, lengths)
+    assert torch.equal(gpu_masks.pack_flashinfer(visible, lengths, 4)[0], packed[:4])
 
 
 def test_parents_come_from_candidates_across_levels() -> None:

@@ -31,8 +31,9 @@ def adjust_kernel(
     end = tl.load(ptr + row + 1)
     while first < end:
         entry = first + tl.arange(0, ENTRIES)
-        inside = entry < end
-        spot = logits_row + tl.load(tokens + entry, mask=inside, other=0)
+        token = tl.load(tokens + entry, mask=entry < end, other=-1)
+        inside = (token >= 0) & (token < vocab)
+        spot = logits_row + token
         if RESTORE:
             tl.store(spot, tl.load(saved + entry, mask=inside, other=0.0), mask=inside)
         else:

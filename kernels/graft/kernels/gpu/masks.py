@@ -13,13 +13,15 @@ from torch import Tensor
 from graft.kernels.gpu.spec import KernelSpec, check_device, check_tensor
 from graft.kernels.trees import MAX_PACKED_NODES, MaskMode
 
-COLUMNS = 1024
+COLUMNS = 512
 SPLITS = 8
 PACKED = 32
 
 
 @triton.jit
-def full_mask_kernel(visible, seq_lens, starts, mask, num_nodes, COLUMNS: tl.constexpr):
+def full_mask_kernel(
+    visible, seq_lens, starts, mask, mask_length, num_nodes, COLUMNS: tl.constexpr
+):
     """One row of a FULL_MASK: seq_len ones, then the row's visibility.
 
     Programs: (row of the batch, split); splits take turns at blocks of columns. starts: tokens
@@ -29,14 +31,15 @@ def full_mask_kernel(visible, seq_lens, starts, mask, num_nodes, COLUMNS: tl.con
     tree = row // num_nodes
     length = tl.load(seq_lens + tree)
     block = tl.load(starts + tree) * num_nodes + tree * num_nodes * num_nodes
-    line = mask + block + (row - tree * num_nodes) * (length + num_nodes)
+    line = block + (row - tree * num_nodes) * (length + num_nodes)
     first = tl.program_id(1).to(tl.int64) * COLUMNS
     while first < length + num_nodes:
         column = first + tl.arange(0, COLUMNS)
         node = column - length
         inside = (node >= 0) & (node < num_nodes)
         seen = tl.load(visible + row * num_nodes + node, mask=inside, other=1)
-        tl.store(line + column, seen, mask=node < num_nodes)
+        written = (node < num_nodes) & (line + column < mask_length)
+        tl.store(mask + line + column, seen, mask=written)
         first += tl.num_programs(1) * COLUMNS
 
 
@@ -53,7 +56,9 @@ def packed_mask_kernel(visible, mask, num_rows, num_nodes, ROWS: tl.constexpr, B
 
 
 @triton.jit
-def flashinfer_mask_kernel(visible, seq_lens, indptr, mask, num_nodes, COLUMNS: tl.constexpr):
+def flashinfer_mask_kernel(
+    visible, seq_lens, indptr, mask, num_bytes, num_nodes, COLUMNS: tl.constexpr
+):
     """Bytes of one tree's flat FULL_MASK bits, lowest bit first.
 
     Programs: (tree, split); splits take turns at blocks of bytes.
@@ -76,7 +81,8 @@ def flashinfer_mask_kernel(visible, seq_lens, indptr, mask, num_nodes, COLUMNS: 
             in_tree = real & (node >= 0)
             seen = tl.load(seen_by + row * num_nodes + node, mask=in_tree, other=1).to(tl.int32)
             value += tl.where(real, seen, 0) << bit
-        tl.store(mask + start + byte, value.to(tl.uint8), mask=byte * 8 < bits)
+        written = (byte * 8 < bits) & (start + byte < num_bytes)
+        tl.store(mask + start + byte, value.to(tl.uint8), mask=written)
         first += tl.num_programs(1) * COLUMNS
 
 
@@ -113,8 +119,8 @@ def write_mask(
     if batch > 0 and num_nodes > 0:
         starts = seq_lens.cumsum(0) - seq_lens
         full_mask_kernel[(batch * num_nodes, SPLITS)](
-            visible.view(torch.int8), seq_lens, starts, mask.view(torch.int8), num_nodes,
-            COLUMNS=COLUMNS, num_warps=4,
+            visible.view(torch.int8), seq_lens, starts, mask.view(torch.int8), mask_length,
+            num_nodes, COLUMNS=COLUMNS, num_warps=4,
         )  # fmt: skip
     return mask
 
@@ -141,8 +147,8 @@ def pack_flashinfer(
     mask = torch.empty(num_bytes, dtype=torch.uint8, device=visible.device)
     if batch > 0 and num_nodes > 0:
         flashinfer_mask_kernel[(batch, SPLITS)](
-            visible.view(torch.int8), seq_lens, indptr, mask, num_nodes,
-            COLUMNS=COLUMNS, num_warps=4,
+            visible.view(torch.int8), seq_lens, indptr, mask, num_bytes,
+            num_nodes, COLUMNS=COLUMNS, num_warps=4,
         )  # fmt: skip
     return mask, indptr
 
@@ -172,7 +178,7 @@ SPECS = (
     KernelSpec(
         name="full mask",
         kernel=full_mask_kernel,
-        arguments="*i8 *i64 *i64 *i8 i32",
+        arguments="*i8 *i64 *i64 *i8 i64 i32",
         constants={"COLUMNS": COLUMNS},
     ),
     *(
@@ -188,7 +194,7 @@ SPECS = (
     KernelSpec(
         name="flashinfer mask",
         kernel=flashinfer_mask_kernel,
-        arguments="*i8 *i64 *i32 *u8 i32",
+        arguments="*i8 *i64 *i32 *u8 i64 i32",
         constants={"COLUMNS": COLUMNS},
     ),
 )
