@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from graft.common.channel import PROTOCOL_REVISION, open_channel
+from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import InvalidArgument
 from graft.common.tier import Tier, tier_to_proto
 from graft.draft.server import DraftServer
 from graft.draft.settings import DraftSettings
 from graft.testing.drafting import FakeGateway, drafting
 from graft.testing.fake_verify import WAIT_S
-from graft.testing.scripted import Scripted, failing, perfect, replay, wrong_vocab
+from graft.testing.scripted import Hang, Scripted, failing, perfect, replay, wrong_vocab
 from graft.v1.draft_pb2 import DraftServiceDescribeRequest, ReleaseSession, SetTier
 from graft.v1.error_reason_pb2 import ErrorReason
 from graft.v1.tree_pb2 import Tier as TierMessage
@@ -166,6 +166,27 @@ async def test_a_proposer_that_fails_costs_one_tree() -> None:
         assert it.value("proposer_failures_total", proposer="failing") == 1
 
 
+async def test_sessions_of_a_stuck_proposer_are_handed_back_until_it_returns() -> None:
+    drafter = Hang()
+    async with drafting([drafter], stall_s=0.2) as it:
+        rounds, _ = await it.joined(5, LOOP, Tier("hang", 2, 1, 3))
+        refused = await it.gateway.next("refused")
+        assert (refused.session_id, refused.reason) == (5, ErrorReason.ERROR_REASON_STALLED)
+        assert (await rounds.next("leaves")).session_id == 5
+        await it.gateway.attend(it.replica.address, 6, Tier("hang", 2, 1, 3))
+        assert (await it.gateway.next("refused")).reason == ErrorReason.ERROR_REASON_STALLED
+        health = health_pb2_grpc.HealthStub(it.channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="graft.v1.DraftService"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        drafter.released.set()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        # The service is willing again within the same step of its loop.
+        await it.gateway.next("status")
+        await it.gateway.attend(it.replica.address, 7, Tier("hang", 2, 1, 3))
+        assert (await rounds.next("joins")).session_id == 7
+
+
 async def test_stopping_refuses_what_is_left_and_ends_the_streams() -> None:
     async with drafting() as it:
         rounds, _ = await it.joined(5, LOOP)
@@ -194,12 +215,10 @@ async def test_draining_takes_no_new_session_and_waits_for_the_old_ones() -> Non
 
 async def test_health_says_serving() -> None:
     async with drafting() as it:
-        channel = open_channel(f"127.0.0.1:{it.port}")
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub = health_pb2_grpc.HealthStub(it.channel)
         for service in ("", "graft.v1.DraftService"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        await channel.close(None)
 
 
 async def test_a_port_in_use_is_named() -> None:

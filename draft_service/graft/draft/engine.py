@@ -122,12 +122,19 @@ class Engine:
         self._outcomes: list[Outcome] = []
         self._known_to_fail: set[str] = set()
         self._busy_s = 0.0
+        self._working_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="draft-engine", daemon=True)
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent on work since the start."""
-        return self._busy_s
+        """Seconds spent on work since the start, the work at hand included."""
+        return self._busy_s + self.working_s
+
+    @property
+    def working_s(self) -> float:
+        """Seconds since the work at hand began; 0 when there is none. A hang shows here."""
+        since = self._working_since
+        return 0.0 if since is None else time.perf_counter() - since
 
     def start(self) -> None:
         """Starts the thread."""
@@ -148,7 +155,7 @@ class Engine:
 
     def _run(self) -> None:
         while (event := self._inbox.get()) is not None:
-            started = time.perf_counter()
+            self._working_since = started = time.perf_counter()
             events: list[Event] = [event]
             stopping = False
             while True:
@@ -161,6 +168,7 @@ class Engine:
                     break
                 events.append(more)
             self.step(events)
+            self._working_since = None
             self._busy_s += time.perf_counter() - started
             if stopping:
                 return

@@ -82,6 +82,10 @@ class Link:
         """Leaves a session, unless somebody else has taken it over."""
         self._roster.release(session_id, listener)
 
+    def refuse_all(self, error: GraftError) -> None:
+        """Leaves every session and says why; the stream stays."""
+        self._roster.refuse_all(error.reason, str(error))
+
     async def close(self) -> None:
         """Ends the stream and the channel; its sessions are refused as DRAINING."""
         self._roster.lost(ErrorReason.ERROR_REASON_DRAINING, "the draft service is shutting down")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from graft.common.errors import GraftError
 from graft.draft.engine import Outcome
 from graft.draft.link import Link, Pairing
 from graft.draft.roster import Office
@@ -40,6 +41,11 @@ class Links:
             roster = self._office.routes.get(outcome.key)
             if roster is not None:
                 roster.deliver(outcome)
+
+    def refuse_all(self, error: GraftError) -> None:
+        """Leaves every session of every link and says why."""
+        for link in self._links.values():
+            link.refuse_all(error)
 
     async def wait_empty(self, timeout_s: float) -> bool:
         """Waits until no session is attended; False when some still are after `timeout_s`."""

@@ -167,8 +167,12 @@ class Roster:
     def lost(self, reason: ErrorReason.ValueType, detail: str) -> None:
         """The stream is gone, or never came: its sessions are refused."""
         self._outbox = None
+        self.refuse_all(reason, detail)
+
+    def refuse_all(self, reason: ErrorReason.ValueType, detail: str) -> None:
+        """Leaves every session and says why."""
         for session in list(self._sessions.values()):
-            self._refuse(session, reason, detail, leave=False)
+            self._refuse(session, reason, detail, leave=True)
 
     def take(self, response: RoundsResponse) -> None:
         """One message of verify, its parts in order."""

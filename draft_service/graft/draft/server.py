@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from graft.common import log, metrics
 from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
-from graft.common.errors import InvalidArgument
+from graft.common.errors import Draining, InvalidArgument, Stalled
 from graft.common.server import GrpcServer
 from graft.draft.engine import Engine, Outcome
 from graft.draft.link import Pairing
@@ -27,6 +27,7 @@ from graft.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 _log = log.get("server")
 _SERVICE = "graft.v1.DraftService"
 _ENGINE_STOP_S = 1.0
+_WATCH_MAX_S = 1.0
 
 MAKERS: dict[str, Callable[[DraftSettings], Proposer]] = {
     "ngram": lambda settings: NgramProposer(settings.ngram),
@@ -122,10 +123,30 @@ class DraftServer:
         self._server = server
         self._engine.start()
         await server.set_serving(True)
+        self._watcher = asyncio.create_task(self._watch(server), name="draft-watch")
         _log.info("listening", host=settings.host, port=port, proposers=list(self._infos))
         if settings.threads > 1 and set(self._infos) == {"ngram"}:
             _log.warning("setting is inactive", setting="threads", reason="only ngram is loaded")
         return port
+
+    async def _watch(self, server: GrpcServer) -> None:
+        """While the engine is stuck: NOT_SERVING, and every session goes to another drafter."""
+        stall_s = self._settings.stall_s
+        stalled = False
+        while True:
+            await asyncio.sleep(min(stall_s / 4, _WATCH_MAX_S))
+            if (self._engine.working_s > stall_s) is stalled:
+                continue
+            stalled = not stalled
+            await server.set_serving(not stalled)
+            if stalled:
+                error = Stalled(f"a proposer has not returned for {stall_s:g} s")
+                _log.warning("engine stalled", sessions=self.num_sessions)
+                self._service.unwilling = error
+                self._links.refuse_all(error)
+            else:
+                _log.info("engine recovered")
+                self._service.unwilling = None
 
     def _serve_metrics(self) -> None:
         host, port = self._settings.host, self._settings.metrics_port
@@ -141,7 +162,8 @@ class DraftServer:
         server, self._server = self._server, None
         if server is None:
             return
-        self._service.draining = True
+        self._watcher.cancel()
+        self._service.unwilling = Draining("the draft service is shutting down")
         await server.set_serving(False)
         deadline = time.monotonic() + grace_s
         await self.wait_idle(grace_s)

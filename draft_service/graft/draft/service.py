@@ -14,7 +14,6 @@ from typing import Any
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import (
-    Draining,
     GraftError,
     InvalidArgument,
     Overloaded,
@@ -61,12 +60,12 @@ class Parts:
 
 
 class DraftService(DraftServiceServicer):
-    """Serves gateways. `draining` refuses new sessions and keeps the old ones."""
+    """Serves gateways. While `unwilling` is set, new sessions are refused with that error."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._attendances: set[_Attendance] = set()
-        self.draining = False
+        self.unwilling: GraftError | None = None
 
     async def Describe(
         self, request: DraftServiceDescribeRequest, context: Any
@@ -198,8 +197,8 @@ class _Attendance:
         self._release(wish.session_id)
         try:
             tier = self._tier(wish.tier)
-            if self._service.draining:
-                raise Draining("the draft service is shutting down")
+            if self._service.unwilling is not None:
+                raise self._service.unwilling
             if self._parts.links.num_sessions >= self._parts.max_sessions:
                 raise Overloaded(f"all {self._parts.max_sessions} places are taken")
             if not wish.verify_address:

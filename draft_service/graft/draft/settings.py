@@ -68,6 +68,9 @@ class DraftSettings(Settings):
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: LogFormat = Field("auto", description="auto, json or text.")
+    stall_s: float = Field(
+        10.0, gt=0, description="A proposer that takes longer loses its sessions to other drafters."
+    )
     drain_s: float = Field(5.0, ge=0, description="Time running sessions get at shutdown.")
 
     @property

@@ -69,6 +69,7 @@ class Drafting:
 
     server: DraftServer
     port: int
+    channel: grpc.aio.Channel
     stub: Any
     replica: FakeReplica
     gateway: FakeGateway
@@ -103,7 +104,7 @@ async def drafting(
         stub: Any = DraftServiceStub(channel)
         gateway = FakeGateway(stub.Attend())
         try:
-            yield Drafting(server, port, stub, replica, gateway)
+            yield Drafting(server, port, channel, stub, replica, gateway)
         finally:
             gateway.call.cancel()
             await channel.close(None)
