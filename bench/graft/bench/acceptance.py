@@ -25,8 +25,8 @@ from graft.common.model_files import resolve
 from graft.common.noise import gumbel
 from graft.kernels.cpu.choose import choose
 from graft.kernels.ops import ChoiceRows, KvCache, StepRows, select
-from graft.verify.target.decoder import Decoder
-from graft.verify.target.load import Target, load_target
+from graft.models.decoder import Decoder
+from graft.models.load import Target, load_target
 
 Doubles = npt.NDArray[np.float64]
 

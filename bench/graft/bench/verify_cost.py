@@ -23,7 +23,7 @@ from graft.common.tree import Tree, from_parents
 from graft.kernels.cpu.keep import keep_moves
 from graft.kernels.ops import KvCache, Ops, StepRows, select
 from graft.kernels.rows import Law, choice_rows, tree_rows
-from graft.verify.target.load import Target, load_target
+from graft.models.load import Target, load_target
 
 SESSIONS = 8
 NODES = 16

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from graft.common.model_cache import Progress
 from graft.kernels.ops import KvCache, StepRows
+from graft.models.decoder import Decoder
 from graft.verify.loading import Loaded, load
 from graft.verify.settings import VerifySettings
-from graft.verify.target.decoder import Decoder
 
 
 class Gate(Decoder):

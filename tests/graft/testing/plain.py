@@ -20,7 +20,7 @@ from graft.kernels.ops import KvCache, Ops, StepRows, select
 from graft.kernels.reference.choose import choose
 from graft.kernels.reference.history import History, adjust_rows
 from graft.kernels.rows import Law, choice_rows
-from graft.verify.target.load import Target, load_target
+from graft.models.load import Target, load_target
 
 GREEDY = Sampling()
 

@@ -11,10 +11,10 @@ from graft.common.errors import InvalidArgument
 from graft.common.model_cache import Progress
 from graft.common.model_files import resolve
 from graft.kernels.ops import KvCache, Ops, select
+from graft.models.config import DecoderConfig
+from graft.models.load import Target, estimate_memory, load_target, read_config
 from graft.verify.memory import Demand, MemoryPlan, ModelSizes, available_bytes, plan_memory
 from graft.verify.settings import VerifySettings
-from graft.verify.target.config import DecoderConfig
-from graft.verify.target.load import Target, estimate_memory, load_target, read_config
 
 _log = log.get("loading")
 

@@ -1,4 +1,4 @@
-"""Loads a target: config, weights laid out for a device, and what a session must know of it.
+"""Loads a model to serve or to draft with: its config, and weights laid out for a device.
 
 Knows files and the order of packing; how memory is shared out is decided by its caller, with
 `estimate_memory` before anything is loaded.
@@ -15,10 +15,10 @@ from graft.common.errors import InvalidArgument, ModelNotFound
 from graft.common.model_cache import Progress
 from graft.common.model_files import ModelFiles, read_json, tokenizer_digest
 from graft.kernels.ops import LayerSpec, Linear, Ops, RopeTable
-from graft.verify.target.config import DecoderConfig, decoder_config
-from graft.verify.target.decoder import Decoder, DecoderWeights
-from graft.verify.target.rope import rope_table
-from graft.verify.target.weights import (
+from graft.models.config import DecoderConfig, decoder_config
+from graft.models.decoder import Decoder, DecoderWeights
+from graft.models.rope import rope_table
+from graft.models.weights import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,

@@ -15,8 +15,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from graft.common.errors import Unsupported
 from graft.common.model_files import EMBEDDED, ModelFiles, resolve
 from graft.kernels.ops import Ops, select
+from graft.models.load import Target, load_target
 from graft.testing.steps import Layout, Piece
-from graft.verify.target.load import Target, load_target
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(900)]
 

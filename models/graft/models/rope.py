@@ -9,7 +9,7 @@ from torch import Tensor
 
 from graft.common.errors import ModelNotFound
 from graft.kernels.ops import RopeTable
-from graft.verify.target.config import RopeConfig, RopeKind
+from graft.models.config import RopeConfig, RopeKind
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_positions: int) -> RopeTable:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graft.common.errors import GraftError, ModelNotFound, Unsupported
-from graft.verify.target.config import RopeConfig, RopeKind, decoder_config
+from graft.models.config import RopeConfig, RopeKind, decoder_config
 
 
 def config(**changed: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads a target's tensors by their Hugging Face names, as float32, from safetensors or GGUF.
+"""Reads a model's tensors by their Hugging Face names, as float32, from safetensors or GGUF.
 
 Knows which tensors a decoder needs and their shapes; knows nothing of how they are laid out for
 a device.
@@ -20,7 +20,7 @@ from graft.common.errors import ModelNotFound, Unsupported
 from graft.common.gguf_file import GgufFile
 from graft.common.gguf_model import hf_names, weight_of
 from graft.common.model_files import ModelFiles, weight_files
-from graft.verify.target.config import DecoderConfig
+from graft.models.config import DecoderConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 from graft.common.errors import Unsupported
 from graft.common.model_files import ModelFiles
 from graft.kernels.ops import Ops, select
+from graft.models.decoder import Capture, Decoder
+from graft.models.load import Target, load_target
 from graft.testing.models import FAMILIES, write_tiny_model
 from graft.testing.steps import Layout, Piece
-from graft.verify.target.decoder import Capture, Decoder
-from graft.verify.target.load import Target, load_target
 
 LENGTH = 160
 TOLERANCE = 1e-4

@@ -1,4 +1,4 @@
-"""The target's forward pass over the rows of one step, written once for the Llama family.
+"""A decoder's forward pass over the rows of one step, written once for the Llama family.
 
 Knows layers and their order; what a row sees is in `StepRows`, and how anything is computed is
 behind `Ops`. Knows no session, no tree and no page.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
-from graft.verify.target.config import DecoderConfig
+from graft.models.config import DecoderConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Capture:
 
 
 class Decoder:
-    """A loaded target. One thread at a time may run it."""
+    """A loaded model. One thread at a time may run it."""
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, ops: Ops) -> None:
         self.config = config

@@ -15,10 +15,10 @@ from torch import Tensor
 from graft.common.errors import InvalidArgument, ModelNotFound, Unsupported
 from graft.common.model_files import ModelFiles, resolve
 from graft.kernels.ops import Ops, select
+from graft.models.load import Target, estimate_memory, load_target, read_config
 from graft.testing.gguf_models import write_gguf
 from graft.testing.models import write_tiny_model
 from graft.testing.steps import Layout, Piece
-from graft.verify.target.load import Target, estimate_memory, load_target, read_config
 
 TOKENS = list(range(60, 100))
 F32 = gguf.GGMLQuantizationType.F32
