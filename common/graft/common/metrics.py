@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, start_http_server
 
+from graft.common.errors import InvalidArgument
 
-def serve(registry: CollectorRegistry, host: str, port: int) -> None:
-    """Serves `registry` at /metrics from a thread of its own; port 0 serves nothing."""
-    if port:
-        start_http_server(port, addr=host, registry=registry)
+
+def serve(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
+    """Serves `registry` at /metrics from a thread of its own until the returned function is called.
+
+    Port 0 serves nothing.
+
+    Raises:
+        InvalidArgument: the port is in use.
+    """
+    if not port:
+        return lambda: None
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot serve metrics on {host}:{port}: is the port in use?", field="metrics_port"
+        ) from error
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return close
 
 
 ROUND_SECONDS_BUCKETS = (
