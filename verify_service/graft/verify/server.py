@@ -53,6 +53,7 @@ class VerifyServer:
         self._service: VerifyService | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[None] | None = None
+        self._close_metrics: Callable[[], None] = _nothing
 
     async def start(self) -> int:
         """Binds the port and begins to load; returns the port. NOT_SERVING until ready.
@@ -103,6 +104,7 @@ class VerifyServer:
             stopped = await asyncio.to_thread(self.engine.stop, _ENGINE_STOP_S)
             if not stopped:
                 _log.warning("engine abandoned", reason="its step did not end")
+        await asyncio.to_thread(self._close_metrics)
         _log.info("stopped")
 
     def _load(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[Loaded]) -> None:
@@ -166,7 +168,9 @@ class VerifyServer:
             )
         )
         self.metrics.attach(scheduler.tally, lambda: _gauges(scheduler, service))
-        metrics.serve(self.metrics.registry, settings.host, settings.metrics_port)
+        self._close_metrics = metrics.serve(
+            self.metrics.registry, settings.host, settings.metrics_port
+        )
         engine.start()
         self.engine = engine
         _log.info(
@@ -213,6 +217,10 @@ class VerifyServer:
                 _log.error("engine stalled", alive=snapshot.alive, busy_s=snapshot.busy_s)
             else:
                 _log.info("engine recovered")
+
+
+def _nothing() -> None:
+    """Closes the metrics of a replica that serves none."""
 
 
 def _gauges(scheduler: Scheduler, service: VerifyService) -> dict[str, int]:
