@@ -166,5 +166,13 @@ def test_layers_may_run_in_two_calls() -> None:
         stack.run_(y, range(1, 3), other, chunk(0, 9))
 
 
+def test_a_cache_of_another_shape_is_refused() -> None:
+    ops = make_ops(available()[0], 1)
+    stack = ops.stack(make_layers(ops, Shape()))
+    assert stack is not None
+    with pytest.raises(ValueError, match="3 heads of 16"):
+        stack.run_(text(Shape(), 2), range(2), cache_for(Shape(kv_heads=3)), chunk(0, 2))
+
+
 def test_the_fallback_runs_layers_op_by_op() -> None:
     assert TorchOps(1).stack([]) is None

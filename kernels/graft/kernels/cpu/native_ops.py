@@ -145,10 +145,11 @@ class NativeOps:
     ) -> Tensor:
         """q: [rows, heads, head_dim], its rows may lie apart -> [rows, heads, head_dim]."""
         num_rows, heads, dim = q.shape
-        if dim != kv.keys.shape[3] or heads % kv.keys.shape[2] or dim > 512:
+        kv_heads = kv.keys.shape[2]
+        if dim != kv.keys.shape[3] or heads % kv_heads or dim > 512 or heads > 128 * kv_heads:
             raise ValueError(
-                f"q has {heads} heads of {dim}, expected a multiple of {kv.keys.shape[2]} "
-                f"heads of {kv.keys.shape[3]}, at most 512 wide"
+                f"q has {heads} heads of {dim}, expected {kv_heads} times 1 to 128 heads "
+                f"of {kv.keys.shape[3]}, at most 512"
             )
         out = torch.empty((num_rows, heads, dim))
         self._c.graft_attend(

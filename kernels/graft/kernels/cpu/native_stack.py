@@ -34,6 +34,13 @@ class NativeStack:
         expected = (rows.positions.shape[0], spec.qkv.in_features)
         if hidden.shape != expected:
             raise ValueError(f"hidden is {tuple(hidden.shape)}, expected {expected}")
+        kv_heads, head_dim = kv.keys.shape[2:]
+        width = (spec.num_heads + 2 * kv_heads) * head_dim
+        if head_dim != spec.head_dim or width != spec.qkv.out_features:
+            raise ValueError(
+                f"the cache has {kv_heads} heads of {head_dim}, expected heads of "
+                f"{spec.head_dim} that fit {spec.qkv.out_features} outputs of q, k and v"
+            )
         first = ctypes.addressof(self._structs) + layers.start * ctypes.sizeof(CDecoderLayer)
         self._run(
             self._workers.address,

@@ -19,6 +19,7 @@ constexpr std::int64_t kBlock = kLanes;
 constexpr std::int64_t kChunk = 256;
 constexpr std::int64_t kTileRows = 16;
 constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxGroup = 128;  // query heads of one key head
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 struct Call {
@@ -46,7 +47,7 @@ struct Tile {
 // e^(score - top).
 struct Mix {
     float top = kNone, mass = 0.0f;
-    float* values;  // [head_dim]
+    float* values = nullptr;  // [head_dim]
 };
 
 std::vector<Tile> cut_tiles(const Call& call, std::int64_t tile_rows) {
@@ -150,38 +151,71 @@ void weigh(float* scores, std::int64_t begin, std::int64_t end, Mix& mix) {
     mix.mass = sum16(mass);
 }
 
-// out[0 .. 16 V): the values of keys begin..end-1 mixed by their weights, key by key.
-template <int V>
-void mix_columns(const float* values, std::int64_t slot_floats, const std::int32_t* slots,
-                 const float* weights, std::int64_t begin, std::int64_t end, float* out) {
-    F16 sum[V];
-    for (int v = 0; v < V; ++v) sum[v] = zero16();
-    for (std::int64_t j = begin; j < end; ++j) {
-        const float* value = values + slots[j] * slot_floats;
-        const F16 weight = set16(weights[j]);
-        for (int v = 0; v < V; ++v) sum[v] = fma(weight, load16(value + v * kLanes), sum[v]);
+#if defined(__AVX512F__)
+constexpr int kMixHeads = 4;  // 16 sums and 4 values of 32 registers
+#else
+constexpr int kMixHeads = 1;
+#endif
+
+// What the heads of a group mix: the same values by their own weights.
+struct MixJob {
+    const float* values;  // of the key head, slot 0
+    std::int64_t slot_floats;
+    const std::int32_t* slots;
+    const float* weights;  // [heads][kChunk]
+    std::int64_t begin, end;
+    float* const* out;  // [heads] rows of head_dim floats
+};
+
+// out[h][d .. d + 16 V): the values of keys begin..end-1 mixed by their weights, key by key.
+template <int H, int V>
+void mix_columns(const MixJob& job, std::int64_t head, std::int64_t d) {
+    F16 sum[H][V];
+    for (int h = 0; h < H; ++h) {
+        for (int v = 0; v < V; ++v) sum[h][v] = zero16();
     }
-    for (int v = 0; v < V; ++v) store16(out + v * kLanes, sum[v]);
+    const float* weights = job.weights + head * kChunk;
+    for (std::int64_t j = job.begin; j < job.end; ++j) {
+        const float* from = job.values + job.slots[j] * job.slot_floats + d;
+        F16 value[V];
+        for (int v = 0; v < V; ++v) value[v] = load16(from + v * kLanes);
+        for (int h = 0; h < H; ++h) {
+            const F16 weight = set16(weights[h * kChunk + j]);
+            for (int v = 0; v < V; ++v) sum[h][v] = fma(weight, value[v], sum[h][v]);
+        }
+    }
+    for (int h = 0; h < H; ++h) {
+        for (int v = 0; v < V; ++v) store16(job.out[head + h] + d + v * kLanes, sum[h][v]);
+    }
 }
 
-void mix_values(const KvLayer& kv, std::int64_t head, const std::int32_t* slots,
-                const float* weights, std::int64_t begin, std::int64_t end, float* out) {
-    const float* values = kv.values + head * kv.head_dim;
-    const std::int64_t floats = kv.slot_floats();
-    std::int64_t d = 0;
-    for (; d + 4 * kLanes <= kv.head_dim; d += 4 * kLanes) {
-        mix_columns<4>(values + d, floats, slots, weights, begin, end, out + d);
-    }
-    for (; d + kLanes <= kv.head_dim; d += kLanes) {
-        mix_columns<1>(values + d, floats, slots, weights, begin, end, out + d);
-    }
-    if (d == kv.head_dim) return;
-    const int left = int(kv.head_dim - d);
+// The last `left` entries of a head, fewer than 16.
+void mix_rest(const MixJob& job, std::int64_t head, std::int64_t d, int left) {
     F16 sum = zero16();
-    for (std::int64_t j = begin; j < end; ++j) {
-        sum = fma(set16(weights[j]), load_part(values + d + slots[j] * floats, left), sum);
+    for (std::int64_t j = job.begin; j < job.end; ++j) {
+        const F16 value = load_part(job.values + job.slots[j] * job.slot_floats + d, left);
+        sum = fma(set16(job.weights[head * kChunk + j]), value, sum);
     }
-    store_part(out + d, sum, left);
+    store_part(job.out[head] + d, sum, left);
+}
+
+template <int H>
+void mix_heads(const MixJob& job, std::int64_t head, std::int64_t head_dim) {
+    std::int64_t d = 0;
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) mix_columns<H, 4>(job, head, d);
+    for (; d + kLanes <= head_dim; d += kLanes) mix_columns<H, 1>(job, head, d);
+    if (d == head_dim) return;
+    for (int h = 0; h < H; ++h) mix_rest(job, head + h, d, int(head_dim - d));
+}
+
+void mix_values(const MixJob& job, std::int64_t heads, std::int64_t head_dim) {
+    std::int64_t h = 0;
+    if constexpr (kMixHeads == 4) {
+        for (; h + 4 <= heads; h += 4) mix_heads<4>(job, h, head_dim);
+        if (heads - h == 3) return mix_heads<3>(job, h, head_dim);
+        if (heads - h == 2) return mix_heads<2>(job, h, head_dim);
+    }
+    for (; h < heads; ++h) mix_heads<1>(job, h, head_dim);
 }
 
 // In place on `all`: takes in the mix of the chunk that follows.
@@ -234,13 +268,13 @@ class TileHead {
             if (begin >= end) continue;
             const std::int32_t* slots = score_row(r, begin, end);
             for (std::int64_t h = 0; h < group_; ++h) {
-                float* scores = scores_ + h * kChunk;
-                Mix mix;
-                mix.values = into(r, h);
-                weigh(scores, begin, end, mix);
-                mix_values(call_.kv, head_, slots, scores, begin, end, mix.values);
-                emit(r, h, mix);
+                mixes_[h].values = to_[h] = into(r, h);
+                weigh(scores_ + h * kChunk, begin, end, mixes_[h]);
             }
+            const float* values = call_.kv.values + head_ * dim_;
+            mix_values({values, call_.kv.slot_floats(), slots, scores_, begin, end, to_}, group_,
+                       dim_);
+            for (std::int64_t h = 0; h < group_; ++h) emit(r, h, mixes_[h]);
         }
     }
 
@@ -307,26 +341,27 @@ class TileHead {
     std::int64_t shared_ = 0, start_ = 0;
     float *turned_, *own_, *queries_, *scores_;
     std::int32_t slots_[kChunk], row_slots_[kChunk];
-    const float* q_[kMaxHeadDim];
-    float* to_[kMaxHeadDim];
+    const float* q_[kMaxGroup];
+    float* to_[kMaxGroup];
+    Mix mixes_[kMaxGroup];
 };
 
 // One thread walks all chunks of a tile and key head.
 void attend_whole(const Call& call, const Tile& tile, std::int64_t head, float* out,
                   std::int64_t out_stride) {
     const std::int64_t dim = call.kv.head_dim, group = call.group(), count = tile.rows * group;
-    float* values = scratch(Scratch::partials, std::size_t((count + 1) * dim));
+    float* values = scratch(Scratch::partials, std::size_t((count + group) * dim));
     float* fresh = values + count * dim;
     std::vector<Mix> mixes(static_cast<std::size_t>(count));
     TileHead work(call, tile, head);
     for (std::int64_t chunk = tile.first_chunk; chunk < tile.end_chunk; ++chunk) {
         const auto into = [&](std::int64_t r, std::int64_t h) {
             const std::int64_t i = r * group + h;
-            return mixes[i].mass == 0.0f ? values + i * dim : fresh;
+            return mixes[i].mass == 0.0f ? values + i * dim : fresh + h * dim;
         };
         work.run(chunk, into, [&](std::int64_t r, std::int64_t h, const Mix& mix) {
             Mix& all = mixes[r * group + h];
-            if (mix.values != fresh) {
+            if (all.mass == 0.0f) {
                 all = mix;
             } else {
                 merge(all, mix, dim);
