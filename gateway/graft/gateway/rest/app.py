@@ -21,7 +21,7 @@ from graft.gateway.rest.follow import ClientGone
 from graft.gateway.rest.middleware import CLIENT_GONE, Front
 
 _log = log.get("rest")
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
 
 def build(gateway: Gateway) -> ASGIApp:
@@ -66,6 +66,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = _CODES.get(error.status_code, "invalid_request")
     path = request.url.path[:200]
     message = {
+        400: "the body is not valid JSON",
         404: f"there is no route {path}",
         405: f"{request.method} is not allowed on {path}",
     }.get(error.status_code, str(error.detail))
