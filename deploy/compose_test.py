@@ -67,6 +67,10 @@ class Engine:
         """healthy, unhealthy or starting; the state of a container without a health check."""
         return self.docker("inspect", "-f", "{{.State.Health.Status}}", container).strip()
 
+    def num_restarts(self, container: str) -> int:
+        """How often the engine has started a container again."""
+        return int(self.docker("inspect", "-f", "{{.RestartCount}}", container))
+
     def crash(self, container: str) -> None:
         """Kills the service inside a container with SIGKILL, as a crash would."""
         script = (
@@ -176,11 +180,21 @@ def chat_together(engine: Engine, count: int) -> list[str]:
 def interrupted(engine: Engine, service: str) -> str:
     """The text of an answer during which every container of a service crashed once."""
     parts: list[str] = []
+    containers = engine.containers(service)
+    before = [engine.num_restarts(container) for container in containers]
     for part in stream(engine, STORY, "auto"):
         parts.append(part)
         if len(parts) == 5:
-            for container in engine.containers(service):
+            for container in containers:
                 engine.crash(container)
+    until(
+        lambda: (
+            [engine.num_restarts(container) for container in containers]
+            == [count + 1 for count in before]
+        ),
+        START_S,
+        f"every container of {service} was started again",
+    )
     return "".join(parts)
 
 
