@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,22 +111,26 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             await self.script.at_open(opening)
         await self._note(self.opened.append, opening)
         self.num_open += 1
-        cancelled = asyncio.create_task(self._listen(requests))
-        finished = False
+        cancel = asyncio.create_task(self._until_cancelled(requests))
+        step: asyncio.Task[verify_pb2.GenerateResponse | None] | None = None
+        events = self._session(opening)
         try:
-            numbers = itertools.count()
-            events = self._session(opening)
-            async for event in events:
-                number = next(numbers)
-                skewed = number + (self.script.skew if number > 1 else 0)
-                finished = finished or event.HasField("finished")
-                event.sequence = skewed
+            for number in itertools.count():
+                step = asyncio.create_task(_step(events))
+                await asyncio.wait({step, cancel}, return_when=asyncio.FIRST_COMPLETED)
+                if not step.done():
+                    self.cancelled.append(cancel.result())
+                    return
+                event = step.result()
+                if event is None:
+                    return
+                event.sequence = number + (self.script.skew if number > 1 else 0)
                 yield event
         finally:
-            cancelled.cancel()
+            cancel.cancel()
+            if step is not None:
+                step.cancel()
             self.num_open -= 1
-            if not finished and not cancelled.done():
-                await self._note(self.cancelled.append, "gone")
             await self._note(lambda _: None, None)
 
     async def _note(self, act: Callable[[Any], None], value: Any) -> None:
@@ -134,14 +138,15 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             act(value)
             self.changed.notify_all()
 
-    async def _listen(self, requests: AsyncIterator[verify_pb2.GenerateRequest]) -> None:
+    async def _until_cancelled(self, requests: AsyncIterator[verify_pb2.GenerateRequest]) -> str:
         async for request in requests:
             if request.HasField("cancel"):
-                await self._note(self.cancelled.append, request.cancel.reason)
+                return request.cancel.reason
+        return "half-close"
 
     async def _session(
         self, opening: verify_pb2.OpenSession
-    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[verify_pb2.GenerateResponse, None]:
         script = self.script
         yield verify_pb2.GenerateResponse(
             opened=verify_pb2.SessionOpened(
@@ -197,6 +202,12 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
         if not kept:
             raise AssertionError("the script has no more tokens")
         return kept, None
+
+
+async def _step(
+    events: AsyncGenerator[verify_pb2.GenerateResponse, None],
+) -> verify_pb2.GenerateResponse | None:
+    return await anext(events, None)
 
 
 def _logprobs(token: int) -> verify_pb2.TokenLogprobs:
