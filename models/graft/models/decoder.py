@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.models.block import layer_
 from graft.models.config import DecoderConfig
 
 
@@ -113,28 +114,4 @@ class Decoder:
             self._stack.run_(hidden, layers, kv, rows)
             return
         for number in layers:
-            self._layer_(hidden, number, rows, kv)
-
-    def _layer_(self, hidden: Tensor, number: int, rows: StepRows, kv: KvCache) -> None:
-        """In place: hidden [rows, width] passes through one layer, op by op."""
-        ops, layer = self.ops, self.weights.layers[number]
-        normed = ops.rms_norm(hidden, layer.attention_norm, layer.eps)
-        seen = self._attention(normed, number, rows, kv)
-        ops.add_(hidden, ops.linear(seen, layer.output))
-        normed = ops.rms_norm(hidden, layer.mlp_norm, layer.eps)
-        ops.add_(hidden, ops.linear(ops.silu_mul(ops.linear(normed, layer.gate_up)), layer.down))
-
-    def _attention(self, normed: Tensor, number: int, rows: StepRows, kv: KvCache) -> Tensor:
-        """What each row reads from the keys it sees: [rows, query width]."""
-        config, ops, layer = self.config, self.ops, self.weights.layers[number]
-        widths = (config.query_width, config.kv_width, config.kv_width)
-        flat = ops.linear(normed, layer.qkv).split(widths, dim=1)
-        q, k, v = (part.contiguous().view(len(part), -1, config.head_dim) for part in flat)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, layer.eps)
-            k = ops.rms_norm(k, layer.k_norm, layer.eps)
-        ops.rope_(q, rows.positions, layer.rope)
-        ops.rope_(k, rows.positions, layer.rope)
-        ops.write_kv(kv, number, rows, k, v)
-        seen = ops.attend(q, kv, number, rows, config.head_dim**-0.5, layer.window)
-        return seen.view(len(seen), config.query_width)
+            layer_(self.ops, self.weights.layers[number], number, hidden, rows, kv)
