@@ -14,6 +14,7 @@ from graft.common.errors import GraftError
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling
 from graft.common.tree import IntArray, TreeLimits
+from graft.draft.features import FeatureStore
 from graft.v1.error_reason_pb2 import ErrorReason
 
 
@@ -32,6 +33,7 @@ class Mirror:
     limits: what verify and draft agreed a tree may hold.
     room: tokens the session may still commit; a tree deeper than room - 1 is wasted.
     cache_salt: sessions with different salts share no cache.
+    features: the target's hidden states, for proposers that need them; None has none.
     """
 
     session_id: int
@@ -41,6 +43,7 @@ class Mirror:
     limits: TreeLimits
     room: int
     cache_salt: str = ""
+    features: FeatureStore | None = None
     num_commits: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

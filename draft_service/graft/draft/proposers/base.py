@@ -31,6 +31,7 @@ from typing import Protocol
 
 from graft.common.tier import Tier
 from graft.common.tree import HARD_MAX_NODES, Tree, from_parents
+from graft.draft.features import FeatureNeed
 from graft.draft.mirror import Mirror
 from graft.v1.tree_pb2 import CandidateTree
 
@@ -43,6 +44,7 @@ class ProposerInfo:
     max_nodes, max_depth: the most it proposes; nodes count the root.
     detail: a sentence for people.
     vocab_size, tokenizer_digest: what it was built for; 0 and "" when it takes the target's.
+    needs: hidden states of the target that it works from; None works from tokens alone.
     """
 
     default_tier: Tier
@@ -51,6 +53,7 @@ class ProposerInfo:
     detail: str = ""
     vocab_size: int = 0
     tokenizer_digest: str = ""
+    needs: FeatureNeed | None = None
 
 
 @dataclass(slots=True, eq=False)
