@@ -22,6 +22,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks and segments even at a small vocabulary."""
     monkeypatch.setattr(gpu, "BLOCK", SMALL_BLOCK)
     monkeypatch.setattr(gpu_support, "BLOCK", SMALL_BLOCK)
+    monkeypatch.setattr(gpu_support, "LISTED", 16)
 
 
 def laws(num_rows: int, **columns: list[float]) -> ChoiceRows:

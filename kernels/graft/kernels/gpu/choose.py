@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.common.noise import Domain
-from graft.kernels.gpu import float_math, noise, support
+from graft.kernels.gpu import float_math, noise, support, threshold
 from graft.kernels.gpu.adjust import adjusted, check_rows
 from graft.kernels.gpu.spec import KernelSpec, power_of_two
 from graft.kernels.ops import ChoiceRows
@@ -70,7 +70,7 @@ def choose_kernel(
     winner = tl.full([], NO_TOKEN, tl.int32)
     while first < end:
         lane = first + tl.arange(0, BLOCK)
-        x = support.load_logits(logits_row, bitmask_row, lane, lane < end, HAS_BITMASK)
+        x = threshold.load_logits(logits_row, bitmask_row, lane, lane < end, HAS_BITMASK)
         if drawn:
             uniform = noise.uniforms(key, place, first, CHOICE, BLOCK)
             open_block = tl.max(_can_win(x * coldness, best, uniform).to(tl.int32), 0)
@@ -139,13 +139,13 @@ def target_probs_kernel(
         sums = tl.zeros([BLOCK], tl.int64)
         for first in range(0, vocab, BLOCK):
             lane = first + tl.arange(0, BLOCK)
-            x = support.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
-            sums += support.weights_of(x, heat, top, floor, least_share)
+            x = threshold.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
+            sums += threshold.weights_of(x, heat, top, floor, least_share)
         total = tl.sum(sums, 0).to(tl.float64)
         for first in range(0, vocab, BLOCK):
             lane = first + tl.arange(0, BLOCK)
-            x = support.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
-            weight = support.weights_of(x, heat, top, floor, least_share)
+            x = threshold.load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
+            weight = threshold.weights_of(x, heat, top, floor, least_share)
             share = (weight.to(tl.float64) / total).to(tl.float32)
             tl.store(probs_row + lane, share, mask=lane < vocab)
 
