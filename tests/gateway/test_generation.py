@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from graft.common.errors import GraftError, NumericFailure, Overloaded
+from graft.common.errors import Draining, NumericFailure, Overloaded
 from graft.testing.front import PROMPT, events, running_front
 from graft.testing.scripted_verify import Script
 from graft.v1.verify_pb2 import FinishReason
@@ -64,8 +64,8 @@ async def test_a_stop_string_ends_the_text_at_every_index_of_a_block(
             assert choice(body)["token_ids"] == SAY[:index]
             assert body["usage"]["completion_tokens"] == index
             assert choice(body)["logprobs"]["tokens"] == [chr(token) for token in SAY[:index]]
-            await front.verify.until(lambda n=index: len(front.verify.cancelled) == n + 1)
-        assert set(front.verify.cancelled) == {"stop_string"}
+            await front.verify.until(lambda: front.verify.num_open == 0)
+        assert front.verify.cancelled == ["stop_string"] * 10
 
 
 @pytest.mark.parametrize("kind", ["eos", "stop_id"])
@@ -166,16 +166,41 @@ async def test_a_restarted_replica_takes_its_sessions_up_again(tmp_path: Path) -
         assert list(front.verify.opened[1].committed_tokens) == SAY[:5]
 
 
-async def test_an_end_whose_message_was_lost_is_read_off_the_tokens(tmp_path: Path) -> None:
-    async with running_front(tmp_path, [Script([*SAY[:4], EOS])]) as front:
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [([*SAY[:4], EOS], "stop"), ([*SAY[:4], 90], "stop"), (SAY, "length")]
+)
+async def test_an_end_whose_message_was_lost_is_read_off_the_tokens(
+    tmp_path: Path, tokens: list[int], reason: str
+) -> None:
+    async def crash() -> None:
+        raise grpc.aio.UsageError("broken")
 
-        async def die(num_committed: int) -> None:
-            if num_committed == 4:
-                front.verify.script.finish = FinishReason.FINISH_REASON_CANCELLED
+    async with running_front(tmp_path, [Script(tokens, before_finish=crash)]) as front:
+        body = (await front.complete(max_tokens=9, stop_token_ids=[90])).json()
+        assert choice(body)["text"].encode() == bytes(SAY[: 4 if reason == "stop" else 9])
+        assert choice(body)["finish_reason"] == reason
+        assert len(front.verify.opened) == 1
 
-        front.verify.script.before_commit = die
-        response = await front.complete(max_tokens=20)
-        assert response.status_code == 500
+
+async def test_a_session_that_verify_gave_up_is_an_error(tmp_path: Path) -> None:
+    script = Script(SAY, finish=FinishReason.FINISH_REASON_CANCELLED)
+    async with running_front(tmp_path, [script]) as front:
+        assert (await front.complete(max_tokens=4)).status_code == 500
+        chunks = await front.stream("/v1/completions", prompt=PROMPT, max_tokens=4)
+        assert chunks[-1]["error"]["code"] == "internal"
+
+
+async def test_a_replica_that_drains_mid_session_is_replaced(tmp_path: Path) -> None:
+    async def leave(num_committed: int) -> None:
+        if num_committed == 5:
+            script.before_commit = None
+            raise Draining("going")
+
+    script = Script(SAY, before_commit=leave)
+    async with running_front(tmp_path, [script]) as front:
+        body = (await front.complete(max_tokens=9)).json()
+        assert choice(body)["text"].encode() == bytes(SAY[:9])
+        assert list(front.verify.opened[1].committed_tokens) == SAY[:5]
 
 
 async def test_no_replica_within_the_replay_time_is_one_error_object(tmp_path: Path) -> None:
@@ -416,7 +441,3 @@ async def test_an_unknown_status_is_a_lost_replica_and_gives_up_after_a_few(
 
 def _user() -> dict[str, str]:
     return {"role": "user", "content": PROMPT}
-
-
-def test_graft_error_is_the_root() -> None:
-    assert issubclass(NumericFailure, GraftError)

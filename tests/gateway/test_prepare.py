@@ -61,6 +61,11 @@ def test_without_drafters_the_reason_is_kept() -> None:
     assert choose_tier("off", "auto", [], "draft d is down").inactive_reason == ""
 
 
+def test_a_default_that_nobody_offers_is_reported_as_inactive() -> None:
+    chosen = choose_tier(None, "medusa", PROPOSERS, "")
+    assert chosen.tier.off and "'medusa'" in chosen.inactive_reason
+
+
 def test_unknown_proposers_are_named() -> None:
     with pytest.raises(UnknownProposer, match="'medusa'; there is ngram, eagle"):
         choose_tier("medusa", "auto", PROPOSERS, "")

@@ -84,7 +84,7 @@ async def test_a_replica_that_does_not_fit_is_refused_with_a_sentence(
 async def test_a_second_model_is_refused(tmp_path: Path) -> None:
     scripts = [Script(SAY), Script(SAY, describe={"model_id": "else"})]
     async with running_front(tmp_path, scripts) as front:
-        states = {}
+        states: dict[str, str] = {}
         while "refused" not in states.values():
             await front.server.gateway.verify.changed.wait(0.05)
             info = (await front.client.get("/server_info")).json()

@@ -55,6 +55,7 @@ async def test_the_world_is_not_served_in_plain_text_by_accident(tmp_path: Path)
         ({"tree_deadline_ms": -1}, "tree_deadline_ms"),
         ({"tree_deadline_ms": 10**9}, "tree_deadline_ms"),
         ({"speculation": "{broken"}, "neither a proposer's name nor JSON"),
+        ({"speculation": '{"depth": 3}'}, "neither a proposer's name nor JSON"),
         ({"api_keys": [" "]}, "an API key is empty"),
         ({"verify": []}, "verify"),
         ({"servedname": "x"}, "did you mean served_name"),
@@ -134,8 +135,9 @@ async def test_a_signal_drains_and_ends_with_zero(tmp_path: Path) -> None:
         task = asyncio.create_task(client.post("/v1/completions", json=body))
         await reached.wait()
         process.send_signal(signal.SIGTERM)
-        while (await client.get("/ready")).json()["state"] != "draining":
-            await asyncio.sleep(0.02)
+        state = ""
+        while state != "draining":
+            state = (await client.get("/ready")).json()["state"]
         go.set()
         assert (await task).json()["choices"][0]["text"] == "abcdefgh"
         assert await process.wait() == 0

@@ -89,15 +89,20 @@ def open_channel(
     tls: Tls | None = None,
     plaintext_ok: bool = False,
     message_bytes: int = VERIFY_MESSAGE_BYTES,
+    server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """A channel to one peer; it connects and reconnects by itself.
+
+    `server_name` is the name in the peer's certificate, where `address` is a number behind it.
 
     Raises:
         InvalidArgument: plain text to an address that is not loopback, unless it was asked for.
     """
     claim_loop()
-    options = client_options(message_bytes)
+    options: list[tuple[str, int | str]] = [*client_options(message_bytes)]
     if tls is not None:
+        if server_name is not None:
+            options = [*options, ("grpc.ssl_target_name_override", server_name)]
         return grpc.aio.secure_channel(address, _channel_credentials(tls), options)
     if not (plaintext_ok or is_loopback(address)):
         raise InvalidArgument(

@@ -165,8 +165,8 @@ class Answer:
             asyncio.create_task(self._run(index, choice, queue))
             for index, choice in enumerate(self.job.choices)
         ]
+        left = len(tasks)
         try:
-            left = len(tasks)
             while left:
                 event = await queue.get()
                 if isinstance(event, Exception):
@@ -175,8 +175,9 @@ class Answer:
                     left -= 1
                 yield event
         finally:
-            for task in tasks:
-                task.cancel()
+            if left:
+                for task in tasks:
+                    task.cancel()
             for task in tasks:
                 await settle(task)
 

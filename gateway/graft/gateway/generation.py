@@ -397,7 +397,7 @@ class _Reader:
             raise _Lost("CANCELLED")
         failure = read.exception()
         if isinstance(failure, grpc.aio.AioRpcError):
-            raise _sorted_error(failure) from None
+            raise _sorted_error(failure, opened=self._sequence > 0) from None
         if failure is not None:
             raise _Lost(str(failure))
         message = read.result()
@@ -413,11 +413,11 @@ class _Reader:
         return message
 
 
-def _sorted_error(failure: grpc.aio.AioRpcError) -> Exception:
+def _sorted_error(failure: grpc.aio.AioRpcError, *, opened: bool) -> Exception:
     """What a failed stream means for the choice."""
     error = error_from_call(failure)
     if isinstance(error, (Overloaded, Draining)):
-        return _Elsewhere(error)
+        return _Lost(str(error)) if opened else _Elsewhere(error)
     if isinstance(error, SessionNotFound):
         return _Lost("SESSION_NOT_FOUND")
     if error is not None:

@@ -80,7 +80,10 @@ def choose_tier(
         InvalidArgument: a number is out of range.
     """
     if wish is None:
-        wish = default
+        try:
+            return choose_tier(default, default, proposers, why_none)
+        except UnknownProposer as error:
+            return ChosenTier(inactive_reason=str(error))
     if isinstance(wish, str) and wish.startswith("{"):
         wish = SpeculationField.model_validate(json.loads(wish))
     if wish == "off":

@@ -189,8 +189,10 @@ class Replicas(Generic[D]):
         """A session saw the replica fail: ask it at once."""
         replica.poke.set()
 
-    def _add(self, address: str) -> None:
-        channel = open_channel(address, tls=self._tls, plaintext_ok=self._plaintext_ok)
+    def _add(self, address: str, server_name: str | None = None) -> None:
+        channel = open_channel(
+            address, tls=self._tls, plaintext_ok=self._plaintext_ok, server_name=server_name
+        )
         replica: Replica[D] = Replica(address, channel)
         self._replicas[address] = replica
         self._tasks[address] = asyncio.create_task(self._watch_one(replica))
@@ -208,24 +210,24 @@ class Replicas(Generic[D]):
             if found is not None:
                 for address in set(found) - mine - set(self._replicas):
                     try:
-                        self._add(address)
+                        self._add(address, server_name=host_and_port(name)[0])
                         mine.add(address)
                     except GraftError as error:
                         _log.error("replica refused", address=address, reason=str(error))
                 for address in mine - set(found):
-                    mine.discard(address)
-                    await self._remove(address)
+                    if await self._remove(address):
+                        mine.discard(address)
                 for address in found:
                     if (replica := self._replicas.get(address)) is not None:
                         replica.leaving = False
             await asyncio.sleep(self._watch.resolve_s if found else _QUICK_POLL_S)
 
-    async def _remove(self, address: str) -> None:
-        """Drops a replica that left its name, once nothing runs there."""
+    async def _remove(self, address: str) -> bool:
+        """Drops a replica that left its name; False while sessions still run there."""
         replica = self._replicas[address]
+        replica.leaving = True
         if replica.num_sessions and replica.state is State.UP:
-            replica.leaving = True
-            return
+            return False
         task = self._tasks.pop(address)
         task.cancel()
         await asyncio.wait([task])
@@ -233,6 +235,7 @@ class Replicas(Generic[D]):
         replica.lose()
         await replica.channel.close(None)
         self.changed.notify()
+        return True
 
     async def _watch_one(self, replica: Replica[D]) -> None:
         while True:

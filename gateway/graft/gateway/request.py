@@ -48,9 +48,9 @@ class SpeculationField(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     proposer: str | None = None
-    num_steps: int | None = Field(None, ge=0)
-    topk: int | None = Field(None, ge=1)
-    num_draft_tokens: int | None = Field(None, ge=0)
+    num_steps: int | None = Field(default=None, ge=0)
+    topk: int | None = Field(default=None, ge=1)
+    num_draft_tokens: int | None = Field(default=None, ge=0)
 
 
 class StreamOptions(Fields):
@@ -71,28 +71,28 @@ class GenerationFields(Fields):
     }
 
     model: str | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=-1, lt=1 << 31)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=-1, lt=1 << 31)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 64)
     stop: str | list[str] = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list, max_length=256)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = Field(0, ge=0)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0)
+    min_tokens: int = Field(default=0, ge=0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     logit_bias: dict[str, float] = Field(default_factory=dict, max_length=300)
-    n: int = Field(1, ge=1, le=MAX_N)
+    n: int = Field(default=1, ge=1, le=MAX_N)
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
     speculation: str | SpeculationField | None = None
     skip_special_tokens: bool = True
-    cache_salt: str = Field("", max_length=256)
+    cache_salt: str = Field(default="", max_length=256)
     return_token_ids: bool = False
     response_format: JsonValue = None
     regex: JsonValue = None
@@ -194,9 +194,9 @@ class ChatRequest(GenerationFields):
     }
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     tools: JsonValue = None
     tool_choice: JsonValue = None
@@ -224,10 +224,10 @@ class CompletionRequest(GenerationFields):
     }
 
     prompt: str | Tokens | list[str] | list[Tokens]
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = Field(None, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(default=None, ge=1)
     suffix: JsonValue = None
 
     def check(self) -> None:
@@ -260,7 +260,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool = True
 
 

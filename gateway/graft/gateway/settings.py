@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from graft.common.channel import Tls
 from graft.common.config import Settings
 from graft.common.log import LogFormat
+from graft.gateway.request import SpeculationField
 
 
 class GatewaySettings(Settings):
@@ -117,8 +117,8 @@ class GatewaySettings(Settings):
     def _speculation_reads(cls, value: str) -> str:
         if value.startswith("{"):
             try:
-                json.loads(value)
-            except json.JSONDecodeError as error:
+                SpeculationField.model_validate_json(value)
+            except ValidationError as error:
                 raise ValueError(f"is neither a proposer's name nor JSON: {error}") from None
         return value
 

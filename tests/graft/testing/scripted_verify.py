@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graft.common.channel import PROTOCOL_REVISION
+from graft.common.errors import Unsupported
 from graft.common.sampling import StopRule, stop_rule_from_proto
 from graft.common.server import GrpcServer
 from graft.v1 import verify_pb2, verify_pb2_grpc
@@ -29,8 +30,8 @@ class Script:
     tokens: generated token i of every session is tokens[i].
     widths: tokens of each round after the prefill, cycled; a round of w has w - 1 accepted.
     extra_nodes: drafted nodes of a round beyond the accepted ones.
-    at_open, before_commit: awaited at those places, the latter with the tokens committed so far;
-        they may wait, or raise what the call is to fail with.
+    at_open, before_commit, before_finish: awaited at those places, before_commit with the number
+        of tokens committed so far; they may wait, or raise what the call is to fail with.
     """
 
     tokens: Sequence[int]
@@ -39,6 +40,7 @@ class Script:
     eos: frozenset[int] = frozenset({258})
     at_open: Callable[[verify_pb2.OpenSession], Awaitable[None]] | None = None
     before_commit: Callable[[int], Awaitable[None]] | None = None
+    before_finish: Callable[[], Awaitable[None]] | None = None
     skew: int = 0
     finish: FinishReason.ValueType | None = None
     describe: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,12 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             self.num_open -= 1
             await self._note(lambda _: None, None)
 
+    async def Rounds(
+        self, requests: AsyncIterator[verify_pb2.RoundsRequest], context: Any
+    ) -> AsyncIterator[verify_pb2.RoundsResponse]:
+        raise Unsupported("a script has no rounds")
+        yield
+
     async def _note(self, act: Callable[[Any], None], value: Any) -> None:
         async with self.changed:
             act(value)
@@ -180,6 +188,8 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             prefill = False
             done += len(kept)
             if reason is not None:
+                if script.before_finish is not None:
+                    await script.before_finish()
                 yield verify_pb2.GenerateResponse(
                     finished=verify_pb2.SessionFinished(
                         reason=script.finish or reason, stop_token=kept[-1]

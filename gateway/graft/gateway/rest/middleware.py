@@ -6,6 +6,7 @@ body, which is read here so that nothing is parsed before its size is known.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -26,6 +27,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SLASHES = re.compile(r"/{2,}")
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/v1/version"})
 CLIENT_GONE = 499
+_BODY_TIMEOUT_S = 60.0
 
 
 class Front:
@@ -64,7 +66,7 @@ class Front:
         try:
             response = await self._refusal(scope)
             if response is None:
-                body = await self._body(receive)
+                body = await self._body_in_time(receive)
                 await self._app(scope, _replaying(body, receive), noting)
             else:
                 await response(scope, receive, noting)
@@ -77,7 +79,8 @@ class Front:
             route = scope.get("route")
             name = getattr(route, "path", "other")
             self._metrics.request(name, str(code))
-            _log.info(
+            line = _log.debug if path in _OPEN_PATHS else _log.info
+            line(
                 "request answered",
                 request=request_id,
                 method=scope["method"],
@@ -107,6 +110,14 @@ class Front:
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise self._too_large()
         return None
+
+    async def _body_in_time(self, receive: Receive) -> bytes:
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                return await self._body(receive)
+        except TimeoutError:
+            message = f"the body did not come within {_BODY_TIMEOUT_S:g} s"
+            raise HttpError(408, "request_timeout", message) from None
 
     async def _body(self, receive: Receive) -> bytes:
         parts: list[bytes] = []
@@ -150,5 +161,5 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 
 def _closing(error: HttpError) -> dict[str, str]:
-    """A body that is too large is not read to its end, so the connection cannot be used again."""
-    return {"connection": "close"} if error.status == 413 else {}
+    """A body that was not read to its end leaves a connection that cannot be used again."""
+    return {"connection": "close"} if error.status in (408, 413) else {}

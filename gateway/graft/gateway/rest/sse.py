@@ -6,6 +6,7 @@ door is a plain HTTP error. Later failures are one error event, after which the 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from graft.gateway.rest.follow import ClientGone, Following
 _log = log.get("sse")
 _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
+_SEND_TIMEOUT_S = 60.0
 
 
 class Shaper(Protocol):
@@ -119,8 +121,13 @@ class EventStream(Response):
             )
             try:
                 async for chunk in self._chunks():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    async with asyncio.timeout(_SEND_TIMEOUT_S):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except ClientGone:
+                return
+            except TimeoutError:
+                scope["state"]["client_gone"] = True
+                _log.warning("client did not read", seconds=_SEND_TIMEOUT_S)
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
