@@ -164,6 +164,43 @@ def test_texts_that_grow_side_by_side_keep_the_trie_sound(
     assert all(path[0] >= 10 for path in paths(trie))
 
 
+def shared_node(capacity: int) -> tuple[Trie, Cursor]:
+    """A full trie; the cursor stands on node (1), which another text has finished with since."""
+    trie = Trie(3, capacity, 4)
+    cursor = Cursor()
+    trie.extend(cursor, [1])
+    trie.insert([1])
+    for token in range(10, 10 + capacity - len(trie)):
+        trie.insert([token])
+    assert len(trie) == capacity
+    return trie, cursor
+
+
+def test_a_text_whose_node_is_evicted_to_make_room_for_its_own_child_goes_without() -> None:
+    trie, cursor = shared_node(4)
+    trie.extend(cursor, [2])
+    check_consistent(trie)
+    assert (1,) not in paths(trie)
+    assert (2,) in paths(trie)
+
+
+def test_a_text_does_not_go_on_below_a_node_that_has_become_another() -> None:
+    trie, cursor = shared_node(4)
+    trie.insert([99])
+    assert (1,) not in paths(trie)
+    trie.extend(cursor, [2])
+    check_consistent(trie)
+    assert (99, 2) not in paths(trie)
+
+
+def test_a_suffix_that_had_no_room_is_matched_once_another_text_has_it() -> None:
+    trie, cursor = shared_node(9)
+    trie.extend(cursor, [2])
+    assert trie.matches(cursor, [1, 2]) == []
+    trie.insert([1, 2, 3])
+    assert [length for length, _ in trie.matches(cursor, [1, 2])] == [2, 1]
+
+
 def test_what_was_seen_lately_outlives_what_was_not() -> None:
     trie = Trie(2, 7, 4)
     trie.insert([1, 2])
