@@ -307,6 +307,23 @@ def test_logprobs_are_those_of_the_unfiltered_softmax(plain: Plain, depth: int) 
         assert score.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
+def test_an_end_inside_a_block_cuts_its_logprobs_too(plain: Plain) -> None:
+    truth = plain.text(PROMPTS[1], 40, SAMPLED)
+    eos = truth[3]
+    bench = Bench(plain)
+    session = bench.open(
+        PROMPTS[1],
+        StopRule(40),
+        SAMPLED,
+        drafter=perfect([*PROMPTS[1], *truth], 8),
+        eos=frozenset({eos}),
+        want_logprobs=True,
+    )
+    bench.run()
+    scores = [score.token for commit in bench.commits(session) for score in commit.logprobs]
+    assert scores == bench.text(session) == truth[: truth.index(eos) + 1]
+
+
 def test_prompt_logprobs_come_once_whole_and_in_order(plain: Plain) -> None:
     prompt = [(11 * i) % 256 for i in range(50)]
     expected = plain.log_probs(prompt)

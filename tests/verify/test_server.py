@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from torch import Tensor
 
 from graft.common.channel import open_channel
 from graft.common.errors import (
@@ -17,10 +19,13 @@ from graft.common.errors import (
     InvalidArgument,
     ModelNotFound,
     NoReplica,
+    NumericFailure,
     Stalled,
 )
+from graft.common.model_cache import Progress
 from graft.common.server import error_from_call
-from graft.testing.gate import Gated
+from graft.kernels.ops import KvCache, StepRows
+from graft.testing.gate import Gate, Gated
 from graft.testing.plain import Plain
 from graft.testing.verify_client import (
     Say,
@@ -31,7 +36,9 @@ from graft.testing.verify_client import (
     settings_of,
 )
 from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.verify.loading import Loaded, load
 from graft.verify.server import SERVICE_NAME, VerifyServer
+from graft.verify.settings import VerifySettings
 
 PROMPT = list(b"hello")
 
@@ -99,6 +106,39 @@ async def test_memory_that_does_not_suffice_names_the_number_to_lower(tiny_model
     await server.stop(0)
 
 
+async def test_a_target_that_writes_nan_is_not_served(tiny_model: Path) -> None:
+    def poisoned(settings: VerifySettings, progress: Progress) -> Loaded:
+        loaded = load(settings, progress)
+        loaded.target.decoder.weights.final_norm.fill_(float("nan"))
+        return loaded
+
+    server = VerifyServer(settings_of(tiny_model), poisoned)
+    await server.start()
+    with pytest.raises(NumericFailure):
+        await server.ready()
+    await server.stop(0)
+
+
+async def test_a_target_whose_trees_change_the_text_is_not_served(tiny_model: Path) -> None:
+    class Crooked(Gate):
+        def forward(
+            self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
+        ) -> Tensor:
+            hidden = super().forward(tokens, rows, kv, output_rows)
+            return -hidden if len(rows.extra_slots) else hidden
+
+    def crooked(settings: VerifySettings, progress: Progress) -> Loaded:
+        loaded = load(settings, progress)
+        decoder = Crooked(loaded.target.decoder)
+        return replace(loaded, target=replace(loaded.target, decoder=decoder))
+
+    server = VerifyServer(settings_of(tiny_model), crooked)
+    await server.start()
+    with pytest.raises(GraftError, match="self-check"):
+        await server.ready()
+    await server.stop(0)
+
+
 async def test_a_context_beyond_the_models_is_refused(tiny_model: Path) -> None:
     server = VerifyServer(settings_of(tiny_model, context_length=1024))
     await server.start()
@@ -127,7 +167,7 @@ async def test_a_step_that_does_not_end_turns_health_and_moves_sessions(
     loader = Gated()
     async with running_verify(tiny_model, loader=loader, stall_s=0.2) as bench:
         assert loader.gate is not None
-        loader.gate.open.clear()
+        loader.gate.close()
         try:
             error = await failure(lambda: bench.generate(PROMPT, 5))
             assert isinstance(error, Stalled)
@@ -168,7 +208,7 @@ async def test_a_cancel_during_a_step_keeps_its_pages_until_the_step_is_over(
     loader = Gated()
     async with running_verify(tiny_model, loader=loader) as bench:
         assert loader.gate is not None and bench.server.engine is not None
-        loader.gate.open.clear()
+        loader.gate.close()
         running = asyncio.create_task(bench.generate(PROMPT, 50))
         await asyncio.to_thread(loader.gate.reached.wait, 5)
         running.cancel()
@@ -187,7 +227,7 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(
     loader = Gated()
     async with running_verify(tiny_model, loader=loader) as bench:
         assert loader.gate is not None
-        loader.gate.open.clear()
+        loader.gate.close()
         running = asyncio.create_task(bench.generate(PROMPT, 20))
         await asyncio.to_thread(loader.gate.reached.wait, 5)
         stopping = asyncio.create_task(bench.server.stop(10))
@@ -204,7 +244,7 @@ async def test_what_outlasts_the_drain_is_told_to_move(tiny_model: Path) -> None
     loader = Gated()
     async with running_verify(tiny_model, loader=loader) as bench:
         assert loader.gate is not None
-        loader.gate.open.clear()
+        loader.gate.close()
         running = asyncio.create_task(failure(lambda: bench.generate(PROMPT, 20)))
         await asyncio.to_thread(loader.gate.reached.wait, 5)
         stopping = asyncio.create_task(bench.server.stop(0.05))

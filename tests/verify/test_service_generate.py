@@ -212,7 +212,7 @@ async def test_a_full_replica_says_when_to_come_back(tiny_model: Path) -> None:
         assert loader.gate is not None
         engine = bench.server.engine
         assert engine is not None
-        loader.gate.open.clear()
+        loader.gate.close()
         calls = [bench.generate_call() for _ in range(2)]
         await calls[0].write(opening())
         await asyncio.to_thread(loader.gate.reached.wait, 5)

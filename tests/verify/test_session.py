@@ -15,7 +15,8 @@ from graft.verify.shelf import Proposal
 def decoding(*, speculate: bool = True, deadline_s: float = 0.05) -> Session:
     """A session whose first token was just decided, at time 100, with one drafter joined."""
     session = new_session(7, [1, 2, 3], speculate=speculate, deadline_s=deadline_s, max_tokens=50)
-    session.streams.add(1)
+    if speculate:
+        session.streams.add(1)
     session.commit((4,), 0, 100.0)
     return session
 
@@ -126,6 +127,18 @@ def test_a_session_without_speculation_never_waits() -> None:
     turn = decoding(speculate=False).turn(100.0)
     assert turn is not None
     assert turn.plain_reason == PlainReason.PLAIN_REASON_OFF
+
+
+def test_a_drafter_that_joins_unannounced_is_waited_for_once_it_shows_a_tree() -> None:
+    session = decoding(speculate=False)
+    session.streams.add(1)
+    turn = session.turn(100.0)
+    assert turn is not None
+    assert turn.plain_reason == PlainReason.PLAIN_REASON_LATE
+    former = tokens_of(session)
+    session.commit((5,), 0, 100.02)
+    offer(session, former, 100.03)
+    assert session.turn(100.03) is None
 
 
 def test_a_deadline_of_zero_never_waits_but_takes_what_is_there() -> None:

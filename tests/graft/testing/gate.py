@@ -24,6 +24,11 @@ class Gate(Decoder):
         self.reached = threading.Event()
         self.broken = False
 
+    def close(self) -> None:
+        """Stops the next forward, which says so by `reached`."""
+        self.reached.clear()
+        self.open.clear()
+
     def forward(
         self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
     ) -> Tensor:

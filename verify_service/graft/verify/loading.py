@@ -14,6 +14,7 @@ from graft.kernels.ops import KvCache, Ops, select
 from graft.models.config import DecoderConfig
 from graft.models.load import Target, estimate_memory, load_target, read_config
 from graft.verify.memory import Demand, MemoryPlan, ModelSizes, available_bytes, plan_memory
+from graft.verify.pages import PagePool
 from graft.verify.settings import VerifySettings
 
 _log = log.get("loading")
@@ -27,6 +28,11 @@ class Loaded:
     ops: Ops
     kv: KvCache
     plan: MemoryPlan
+
+    def new_pool(self) -> PagePool:
+        """The bookkeeping of an empty KV pool."""
+        page_tokens = self.kv.page_tokens
+        return PagePool(self.plan.kv_tokens // page_tokens, page_tokens)
 
 
 def load(settings: VerifySettings, progress: Progress) -> Loaded:

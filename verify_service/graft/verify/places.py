@@ -86,6 +86,8 @@ class Places:
             assert session.pages().capacity >= session.kv_length, "KV outgrew its pages"
             if session.phase is Phase.DECODING:
                 assert session.kv_length == session.length - 1, "KV and prefix disagree"
+                spare = session.pages().capacity - session.kv_length
+                assert spare < self.pool.page_tokens, "rejected slots are not free"
         for session in self.waiting:
             assert session.phase is Phase.WAITING and session.table is None
         assert len(held) == self.pool.num_used, "a page is held by no session"

@@ -18,9 +18,9 @@ from graft.verify.engine import Engine
 from graft.verify.incoming import Identity
 from graft.verify.loading import Loaded, load
 from graft.verify.metrics import VerifyMetrics
-from graft.verify.pages import PagePool
 from graft.verify.runner import Runner
 from graft.verify.scheduler import Scheduler, SchedulerLimits
+from graft.verify.self_check import check_target
 from graft.verify.service import Serving, VerifyService
 from graft.verify.settings import VerifySettings
 
@@ -125,6 +125,8 @@ class VerifyServer:
         result, failure = None, None
         try:
             result = self._loader(self.settings, tell)
+            tell("checking", 1.0)
+            check_target(result)
         except Exception as error:
             failure = error
         if not loop.is_closed():
@@ -146,7 +148,7 @@ class VerifyServer:
     def _open(self, loaded: Loaded) -> None:
         assert self._service is not None
         settings, target, service = self.settings, loaded.target, self._service
-        pool = PagePool(loaded.plan.kv_tokens // settings.page_tokens, settings.page_tokens)
+        pool = loaded.new_pool()
         limits = SchedulerLimits(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,

@@ -171,7 +171,7 @@ class Session:
             refused = proposal.refused
             reason = PlainReason.PLAIN_REASON_REFUSED if refused else PlainReason.PLAIN_REASON_EMPTY
             return Turn(None, reason, decided, proposal.draft_s)
-        if not self.request.speculate:
+        if not (self.request.speculate or self.streams):
             return Turn(None, PlainReason.PLAIN_REASON_OFF, self.since)
         missing = (
             PlainReason.PLAIN_REASON_LATE if self.streams else PlainReason.PLAIN_REASON_NO_DRAFTER
