@@ -7,8 +7,6 @@
 
 namespace graft {
 
-constexpr float kWeightOne = 1099511627776.0f;  // 2^40, see WEIGHT_ONE
-constexpr float kExpLowest = -87.0f;
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kHighestNoise = 16.635532f;  // of the greatest of the 2^23 uniforms
 constexpr int kNoiseShift = 9;               // a uniform is ((word >> 9) + 0.5) * 2^-23
@@ -46,9 +44,13 @@ inline float log32(float x) {
     return (f + y) + e * 0.693359375f;
 }
 
-// Of a number at or below 0.
+// Of a number at or below 0; 0 below -87. Both limits are met in the bits, which grow with the
+// distance from 0: written as comparisons of floats they would keep loops from being vectorised.
 inline float exp32(float x) {
-    const float clipped = x > kExpLowest ? x : kExpLowest;
+    constexpr std::int32_t kSign = std::int32_t(0x80000000u), kLowest = 0x42AE0000;  // of 87
+    const std::int32_t distance = bits_of(x) & ~kSign;
+    const std::int32_t beyond = distance - kLowest;
+    const float clipped = float_of((kLowest + (beyond & (beyond >> 31))) | kSign);
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const float n = (clipped * 1.4426950216293335f + magic) - magic;
     const float r = (clipped - n * 0.693359375f) - n * -0.00021219444170128554f;
@@ -59,7 +61,8 @@ inline float exp32(float x) {
     y = y * r + 0.4999999403953552f;
     y = (y * (r * r) + r) + 1.0f;
     const float power = float_of((std::int32_t(n) + 127) << 23);
-    return x < kExpLowest ? 0.0f : y * power;
+    const std::int32_t kept = (beyond - 1) >> 31;
+    return float_of(bits_of(y * power) & kept);
 }
 
 // -log(-log u) of the uniform in a word's upper bits.
