@@ -12,8 +12,16 @@ from graft.common.sampling import Sampling
 from graft.common.tree import Tree, chain, from_parents, root_only
 from graft.kernels.reference.accept import accept
 from graft.kernels.reference.choose import choose, target_probs
+from graft.kernels.reference.simulate import SimulatedTokens, Simulation
 from graft.kernels.rows import Law, choice_rows, tree_rows
-from graft.kernels.rules import REFUSED, Decision, decide, first_path
+from graft.kernels.rules import (
+    REFUSED,
+    Decision,
+    SimulatedCommit,
+    decide,
+    first_path,
+    simulate,
+)
 from graft.testing.trees import random_tree
 from graft.v1.sampling_pb2 import AcceptRule
 
@@ -155,3 +163,11 @@ def test_an_empty_step_has_no_rows() -> None:
     rows = choice_rows([], VOCAB)
     assert len(rows.position) == 0
     assert target_probs(torch.zeros(0, VOCAB), rows).shape == (0, VOCAB)
+
+
+def test_simulated_rounds_accept_the_first_nodes_and_no_more_than_there_are() -> None:
+    tree = from_parents([ROOT, 1, 2, 3], [-1, 0, 1, 0])
+    one = law(AcceptRule.ACCEPT_RULE_COUPLED, tree, seed=2**64 - 1)
+    real = Simulation(2.0, tokens=SimulatedTokens.REAL_DRAFT_TOKEN)
+    assert simulate(real, one, peaked([0, 4, 0, 0])) == SimulatedCommit((0, 1), (1, 4))
+    assert simulate(Simulation(9.0), one, peaked([0] * 4)) == SimulatedCommit((0, 1, 2), (100,) * 3)

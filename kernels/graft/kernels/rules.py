@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,12 @@ from graft.kernels.cpu.sample import (
     block_speculative_sampling,
     chain_speculative_sampling,
     tree_speculative_sampling_target_only,
+)
+from graft.kernels.cpu.simulate import (
+    FIXED_TOKEN,
+    SimulatedTokens,
+    Simulation,
+    simulated_lengths,
 )
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.rows import Law, choice_rows, tree_rows
@@ -61,6 +68,35 @@ def decide(law: Law, logits: Tensor, draft_probs: Tensor | None = None) -> Decis
     if rule == AcceptRule.ACCEPT_RULE_TARGET_ONLY:
         return _target_only(law, logits, rows)
     return _chain(law, logits, rows, draft_probs)
+
+
+class SimulatedCommit(NamedTuple):
+    """A round of a benchmark whose acceptance was drawn; the tokens are no text.
+
+    nodes: the first nodes of the tree, the root included. tokens: what is committed, one a node.
+    """
+
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def simulate(simulation: Simulation, law: Law, logits: Tensor) -> SimulatedCommit:
+    """Accepts a drawn length of the tree's first path, as long as it is.
+
+    logits: [num_nodes, vocab], float32, which only real draft tokens look at, for the bonus.
+    """
+    tree, seed = law.tree, np.array([law.sampling.seed], np.uint64).view(np.int64)
+    drawn = simulated_lengths(
+        simulation,
+        torch.from_numpy(seed),
+        torch.tensor([law.prefix_length]),
+        first_path(tree) + 1,
+    )
+    length = int(drawn[0])
+    if simulation.tokens is SimulatedTokens.FIXED:
+        return SimulatedCommit(tuple(range(length)), (FIXED_TOKEN,) * length)
+    drafted = tree.tokens[1:length].tolist()
+    return SimulatedCommit(tuple(range(length)), (*drafted, int(logits[length - 1].argmax())))
 
 
 def first_path(tree: Tree) -> int:

@@ -19,6 +19,7 @@ from graft.kernels.reference.simulate import (
 from graft.kernels.trees import VerifyResult, VerifyTrees
 
 __all__ = [
+    "FIXED_TOKEN",
     "SimulatedMethod",
     "SimulatedTokens",
     "Simulation",
