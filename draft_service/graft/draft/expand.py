@@ -1,0 +1,206 @@
+"""Grows draft trees level by level, many sessions side by side.
+
+Knows scores, beams and who sees whom in a tree; knows no network. The caller runs the rows that
+`parts` names and hands the logits to `add`, until `done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.common.sampling import Sampling
+from graft.common.tree import IntArray, Tree, from_parents
+from graft.draft.kv import Lane
+from graft.draft.law import Children, Noise, RowLaw, best_children
+from graft.draft.rows import Part, tree_part
+from graft.kernels.cpu.build_tree import parents_of_candidates
+from graft.kernels.reference.candidates import organize_draft_results, select_top_k_tokens
+from graft.kernels.trees import LevelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What trees that grow together have in common: children, depth, and nodes with the root."""
+
+    topk: int
+    num_steps: int
+    num_nodes: int
+
+    @property
+    def num_run(self) -> int:
+        """Nodes that pass through the draft model, for each tree."""
+        return self.topk * (self.num_steps - 1)
+
+    def bounded(self, vocab_size: int) -> Shape:
+        """The shape cut to the candidates there are."""
+        topk = min(self.topk, vocab_size)
+        candidates = topk + (self.num_steps - 1) * topk * topk
+        return Shape(topk, self.num_steps, min(self.num_nodes, 1 + candidates))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stem:
+    """Where one tree grows: behind `prefix_length` committed tokens, the last of them `root`.
+
+    lane: its length is the slot that a child of the root takes.
+    vocab_size: ids from there on may not be drafted.
+    """
+
+    lane: Lane
+    root: int
+    prefix_length: int
+    sampling: Sampling
+    noise: Noise
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunLevel:
+    """Nodes of one level that passed through the draft model.
+
+    tokens: [stems, topk]; parents: [stems, topk], beams of the level before.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+
+
+class Growth:
+    """Trees of one shape, one a stem."""
+
+    def __init__(self, stems: Sequence[Stem], shape: Shape, token_ids: Tensor | None) -> None:
+        """token_ids: [draft vocab], int64, the target's id of each column of the logits."""
+        self.stems = stems
+        self.shape = shape
+        self.run: list[RunLevel] = []
+        self._token_ids = token_ids
+        self._levels: list[LevelInfo] = []
+        self._chain_logs: list[Tensor] = []
+        self._scores: Tensor | None = None
+        self._paths = np.empty((len(stems), 0), np.int32)
+        self._parent_rows = torch.empty(0, dtype=torch.int64)
+        self._tokens = torch.empty(0, dtype=torch.int32)
+
+    @property
+    def done(self) -> bool:
+        """True when no deeper level is wanted."""
+        return len(self._levels) >= self.shape.num_steps
+
+    @property
+    def tokens(self) -> Tensor:
+        """[stems * topk], int32: tokens of the rows to run next."""
+        return self._tokens
+
+    @property
+    def parent_rows(self) -> Tensor:
+        """[stems * topk], int64: which row of the last logits each of them grew from."""
+        return self._parent_rows
+
+    def add(self, logits: Tensor) -> None:
+        """Takes what follows each row run last; at first, each root.
+
+        Shapes:
+            logits: [stems, draft vocab], then [stems * topk, draft vocab].
+        """
+        depth = len(self._levels) + 1
+        laws = [
+            RowLaw(stem.sampling, stem.noise, stem.prefix_length - 1 + depth)
+            for stem in self.stems
+            for _ in range(len(logits) // len(self.stems))
+        ]
+        children = best_children(logits, laws, self.shape.topk)
+        tokens = children.index if self._token_ids is None else self._token_ids[children.index]
+        if self.shape.topk == 1:
+            # A product of many small numbers would vanish, and a chain has nothing to compare.
+            self._chain_logs.append(torch.log(children.probs))
+            children = Children(torch.ones_like(children.probs), children.index)
+        beams = select_top_k_tokens(
+            depth - 1,
+            children.probs,
+            tokens,
+            torch.arange(len(logits)).unsqueeze(1),
+            self._scores,
+        )
+        self._scores = beams.scores
+        self._parent_rows = beams.hidden_states.flatten()
+        self._tokens = beams.input_ids.int()
+        self._levels.append(beams.info)
+
+    def parts(self) -> list[Part]:
+        """The rows to run next, in order of `tokens`; to be called once a level."""
+        topk, step = self.shape.topk, len(self._levels) - 1
+        parents = self._parent_rows.numpy()
+        paths = self._paths[parents].reshape(len(self.stems), topk, step)
+        local = parents.reshape(len(self.stems), topk) % topk
+        self.run.append(RunLevel(self._tokens.numpy().reshape(-1, topk), local.astype(np.int32)))
+        made, grown = [], []
+        for stem, path in zip(self.stems, paths, strict=True):
+            first = stem.lane.length + step * topk
+            own = stem.lane.slots(first, first + topk)
+            grown.append(np.concatenate([path, own[:, None]], axis=1))
+            positions = np.full(topk, stem.lane.length + step, np.int32)
+            made.append(tree_part(stem.lane, positions, grown[-1]))
+        self._paths = np.concatenate(grown)
+        return made
+
+    def trees(self) -> list[Tree | None]:
+        """The best nodes of each stem as a tree; None where nothing can be accepted."""
+        results = organize_draft_results(self._levels, self.shape.num_nodes)
+        parents = parents_of_candidates(results, self.shape.topk).numpy()
+        if self.shape.topk == 1:
+            scores = torch.cat(self._chain_logs, dim=1).cumsum(dim=1)
+            scores = scores[:, : self.shape.num_nodes - 1]
+        else:
+            every = torch.cat([level.scores.flatten(1) for level in self._levels], dim=1)
+            scores = torch.log(every.gather(1, results.top_scores_index))
+        tokens = results.draft_tokens.numpy()
+        return [
+            _tree(stem, tokens[line], parents[line], scores[line].numpy())
+            for line, stem in enumerate(self.stems)
+        ]
+
+    def followed(self, line: int, tokens: Sequence[int]) -> list[int]:
+        """Run nodes of tree `line` on the path `tokens`, numbered as they were run.
+
+        Node i was written to the lane's slot length + i.
+        """
+        found: list[int] = []
+        beam = -1
+        for step, level in enumerate(self.run):
+            if step >= len(tokens):
+                break
+            match = [
+                one
+                for one, token in enumerate(level.tokens[line].tolist())
+                if token == tokens[step] and (step == 0 or int(level.parents[line, one]) == beam)
+            ]
+            if not match:
+                break
+            beam = match[0]
+            found.append(step * self.shape.topk + beam)
+        return found
+
+
+def _tree(
+    stem: Stem,
+    tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    parents: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    scores: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> Tree | None:
+    """Nodes without a chance, or without a meaning to the target, go with all below them."""
+    place = {0: 0}
+    path, above, kept = [stem.root], [-1], [0.0]
+    for node, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True), 1):
+        parent = place.get(int(parents[node]))
+        if parent is None or token >= stem.vocab_size or score == -np.inf:
+            continue
+        place[node] = len(path)
+        path.append(token)
+        above.append(parent)
+        kept.append(min(0.0, score))
+    return from_parents(path, above, kept) if len(path) > 1 else None

@@ -1,0 +1,286 @@
+"""Drafts with a network: catches up with what was committed, then grows a tree for every session.
+
+Every forward carries all sessions of the batch. Catch-up is not tied to commits: whatever the
+lane lacks of the prefix is run before the next tree, be it one round's tokens, those of rounds
+that were missed, or the whole prompt of a session just joined.
+
+Knows lanes, features and trees; what is computed is behind `DraftNet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.common import log
+from graft.common.tier import Tier
+from graft.common.tree import Tree
+from graft.draft.expand import Growth, Shape, Stem
+from graft.draft.kv import DraftKv, Lane, OutOfPages
+from graft.draft.law import Noise
+from graft.draft.mirror import Mirror
+from graft.draft.nets.base import DraftNet
+from graft.draft.proposers.base import ProposerInfo, Seat
+from graft.draft.rows import Part, prefix_part, step_rows
+from graft.kernels.ops import Ops
+
+_log = log.get("model")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model proposer runs.
+
+    tier: default depth, width and nodes.
+    kv_tokens: tokens of all sessions whose keys and values may be held.
+    chunk_rows: most rows of a catch-up forward.
+    detail: a sentence for people. tokenizer_digest: that of the drafter's tokenizer.
+    """
+
+    tier: Tier
+    kv_tokens: int = 65536
+    chunk_rows: int = 256
+    detail: str = ""
+    tokenizer_digest: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class ModelState:
+    """What a session keeps between trees.
+
+    hidden: [hidden], what `forward` gave for the last committed slot; None before it was run.
+    grown, line: the growth of its last tree and its place in it; None when none was grown since
+        the last catch-up.
+    """
+
+    lane: Lane
+    noise: Noise
+    hidden: Tensor | None = None
+    grown: Growth | None = None
+    line: int = field(default=0)
+
+
+class ModelProposer:
+    """One draft network at the service of many sessions."""
+
+    def __init__(self, name: str, net: DraftNet, ops: Ops, options: ModelOptions) -> None:
+        self.name = name
+        self.net = net
+        self.ops = ops
+        self.options = options
+        self.kv = DraftKv(net.kv_shape, options.kv_tokens)
+
+    def describe(self) -> ProposerInfo:
+        """The default tier, and what the network was built for."""
+        return ProposerInfo(
+            self.options.tier,
+            detail=self.options.detail,
+            vocab_size=self.net.vocab_size,
+            tokenizer_digest=self.options.tokenizer_digest,
+            needs=self.net.needs,
+        )
+
+    def open(self, mirror: Mirror) -> object:
+        """An empty lane; the prefix is run with the first tree."""
+        noise = Noise(mirror.sampling.seed, self.net.vocab_size, self.net.token_ids)
+        start = 0 if mirror.features is None else mirror.features.start
+        return ModelState(Lane(base=start, length=start), noise)
+
+    def commit(self, seat: Seat, tokens: Sequence[int]) -> None:
+        """Nothing yet: all sessions catch up together in `propose`."""
+
+    def close(self, seat: Seat) -> None:
+        """Gives the pages back."""
+        self.kv.release(state_of(seat).lane)
+
+    def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | None]:
+        """One tree a seat; None where the network lacks features, pages or context."""
+        with torch.inference_mode():
+            ready = self.catch_up(batch)
+            return self.grow(batch, ready)
+
+    def catch_up(self, batch: Sequence[Seat]) -> list[int]:
+        """Runs what the lanes lack of their prefixes; the places in `batch` that lack nothing now.
+
+        Prefixes that do not fit, and features that are not there, leave a lane behind.
+        """
+        behind: dict[int, int] = {}
+        for place, seat in enumerate(batch):
+            state = state_of(seat)
+            self.keep(seat)
+            self._align(seat)
+            state.grown = None
+            state.noise.forget(len(seat.mirror.prefix))
+            stop = min(self.goal(seat), self._known(seat))
+            try:
+                self.kv.reserve(state.lane, stop)
+            except OutOfPages as error:
+                _log.warning("session drafts nothing", proposer=self.name, reason=str(error))
+                continue
+            if stop > state.lane.length:
+                behind[place] = stop
+        while behind:
+            self._run_chunk(batch, behind)
+        ready = []
+        for place, seat in enumerate(batch):
+            state = state_of(seat)
+            if state.lane.length == self.goal(seat) and state.hidden is not None:
+                ready.append(place)
+        return ready
+
+    def goal(self, seat: Seat) -> int:
+        """The length of a lane that holds all that is committed."""
+        return len(seat.mirror.prefix) - self.net.shift
+
+    def keep(self, seat: Seat) -> None:
+        """Takes keys and values of accepted nodes over from the last tree, where they are exact.
+
+        Nodes that ran on the drafter's own states in place of the target's are not.
+        """
+
+    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | None]:
+        """Trees for the places in `ready`, level by level for all of them at once."""
+        trees: list[Tree | None] = [None] * len(batch)
+        groups = self._groups(batch, ready)
+        if not groups:
+            return trees
+        growths = []
+        for shape, places in groups.items():
+            stems = [self._stem(batch[place]) for place in places]
+            growths.append(Growth(stems, shape, self.net.token_ids))
+            for line, place in enumerate(places):
+                state = state_of(batch[place])
+                state.grown, state.line = growths[-1], line
+        order = [place for places in groups.values() for place in places]
+        hidden = torch.stack([_hidden(batch[place]) for place in order])
+        self._levels(growths, hidden)
+        for growth, places in zip(growths, groups.values(), strict=True):
+            for place, tree in zip(places, growth.trees(), strict=True):
+                trees[place] = tree
+        return trees
+
+    def _groups(self, batch: Sequence[Seat], ready: Sequence[int]) -> dict[Shape, list[int]]:
+        """Places by the shape of their trees; a place that cannot have a tree is in none."""
+        ids = self.net.token_ids
+        width = self.net.vocab_size if ids is None else len(ids)
+        groups: dict[Shape, list[int]] = {}
+        for place in ready:
+            tier, lane = batch[place].tier, state_of(batch[place]).lane
+            room = self.net.context_length - lane.length + 1
+            steps = min(tier.num_steps, tier.num_draft_tokens - 1, room)
+            if steps < 1:
+                continue
+            shape = Shape(tier.topk, steps, tier.num_draft_tokens).bounded(width)
+            try:
+                self.kv.reserve(lane, lane.length + shape.num_run)
+            except OutOfPages as error:
+                _log.warning("session drafts nothing", proposer=self.name, reason=str(error))
+                continue
+            groups.setdefault(shape, []).append(place)
+        return groups
+
+    def _stem(self, seat: Seat) -> Stem:
+        mirror, state = seat.mirror, state_of(seat)
+        assert state.lane.length == self.goal(seat), "a tree grows from a lane that is behind"
+        return Stem(
+            lane=state.lane,
+            root=mirror.prefix.root,
+            prefix_length=len(mirror.prefix),
+            sampling=mirror.sampling,
+            noise=state.noise,
+            vocab_size=mirror.limits.vocab_size,
+        )
+
+    def _levels(self, growths: Sequence[Growth], hidden: Tensor) -> None:
+        """Grows all levels. hidden: [stems of all growths, hidden]."""
+        sizes = [len(growth.stems) for growth in growths]
+        growing = list(growths)
+        while True:
+            logits = self.net.logits(hidden).split(sizes)
+            states = hidden.split(sizes)
+            parts: list[Part] = []
+            kept: list[Tensor] = []
+            still = []
+            for growth, rows, state in zip(growing, logits, states, strict=True):
+                growth.add(rows)
+                if not growth.done:
+                    still.append(growth)
+                    parts += growth.parts()
+                    kept.append(state[growth.parent_rows])
+            if not still:
+                return
+            tokens = torch.cat([growth.tokens for growth in still])
+            hidden = self.net.forward(tokens, torch.cat(kept), step_rows(parts), self.kv.cache)
+            growing = still
+            sizes = [len(growth.tokens) for growth in growing]
+
+    def _known(self, seat: Seat) -> int:
+        """The length a lane can have with the features that are here, within the context."""
+        if self.net.needs is None:
+            return self.net.context_length
+        features, lane = seat.mirror.features, state_of(seat).lane
+        if features is None:
+            return lane.length
+        return max(lane.length, min(features.length, self.net.context_length))
+
+    def _align(self, seat: Seat) -> None:
+        """Starts the lane over where the features now begin, when it lacks some that are gone."""
+        features, state = seat.mirror.features, state_of(seat)
+        if features is not None and features.start > state.lane.length:
+            self.kv.release(state.lane)
+            state.lane.base = state.lane.length = features.start
+            state.hidden = None
+
+    def _run_chunk(self, batch: Sequence[Seat], behind: dict[int, int]) -> None:
+        """One forward over at most `chunk_rows` rows; places that are done leave `behind`."""
+        parts, tokens, features = [], [], []
+        taken: list[tuple[int, int]] = []
+        room = self.options.chunk_rows
+        for place, stop in behind.items():
+            seat, lane = batch[place], state_of(batch[place]).lane
+            end = min(stop, lane.length + room)
+            if end <= lane.length:
+                break
+            room -= end - lane.length
+            parts.append(prefix_part(lane, lane.length, end))
+            shift = self.net.shift
+            tokens.append(seat.mirror.prefix.tokens[lane.length + shift : end + shift])
+            if self.net.needs is not None:
+                features.append(self._fused(seat, lane.length, end))
+            taken.append((place, end))
+        hidden = self.net.forward(
+            torch.from_numpy(np.concatenate(tokens)),
+            torch.cat(features) if features else None,
+            step_rows(parts),
+            self.kv.cache,
+        )
+        row = -1
+        for (place, end), part in zip(taken, parts, strict=True):
+            row += len(part.positions)
+            state = state_of(batch[place])
+            state.lane.length = end
+            state.hidden = hidden[row].clone()
+            if end == behind[place]:
+                del behind[place]
+
+    def _fused(self, seat: Seat, first: int, stop: int) -> Tensor:
+        store = seat.mirror.features
+        assert store is not None, "a network that needs features ran without"
+        rows = torch.from_numpy(np.array(store.rows(first, stop), np.float32))
+        return rows if store.fused else self.net.fuse(rows)
+
+
+def state_of(seat: Seat) -> ModelState:
+    """The seat's state, as `open` made it."""
+    assert isinstance(seat.state, ModelState), "a seat of another proposer"
+    return seat.state
+
+
+def _hidden(seat: Seat) -> Tensor:
+    hidden = state_of(seat).hidden
+    assert hidden is not None, "a tree grows from a lane that was never run"
+    return hidden

@@ -1,0 +1,37 @@
+"""STANDALONE: a small decoder writes ahead with the same tokens as the target.
+
+It reads no states of the target, so a node that ran in a tree ran on exactly what a prefix would
+give it: keys and values of accepted nodes stay, and only the rest of a commit is run.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from graft.draft.proposers.base import Seat
+from graft.draft.proposers.model import ModelProposer, state_of
+
+
+class StandaloneProposer(ModelProposer):
+    """A decoder of its own, its keys and values kept across rounds."""
+
+    def keep(self, seat: Seat) -> None:
+        """Moves the accepted nodes of the last tree to the end of the lane.
+
+        The last committed token is run in any case, for its hidden state.
+        """
+        state = state_of(seat)
+        lane, grown = state.lane, state.grown
+        if grown is None:
+            return
+        committed = seat.mirror.prefix.tokens[lane.length : -1]
+        followed = grown.followed(state.line, committed.tolist())
+        if not followed:
+            return
+        scratch = lane.slots(lane.length, lane.length + grown.shape.num_run)
+        target = lane.slots(lane.length, lane.length + len(followed))
+        moves = [(a, b) for a, b in zip(scratch[followed], target, strict=True) if a != b]
+        if moves:
+            source, wanted = torch.tensor(moves, dtype=torch.int32).unbind(1)
+            self.ops.keep(self.kv.cache, source.contiguous(), wanted.contiguous())
+        lane.length += len(followed)

@@ -1,0 +1,81 @@
+"""Rows of one draft forward, from the lanes of many sessions. Knows no tokens and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from graft.common.tree import IntArray
+from graft.draft.kv import Lane
+from graft.kernels.ops import StepRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The rows of one lane.
+
+    positions: [rows], absolute (RoPE).
+    write_slots: [rows], physical.
+    prefix_len: [rows], leading slots of the lane that a row sees.
+    extra_slots: [rows, extra], physical slots that a row sees besides, itself last; width 0 for
+        rows that see a prefix with themselves in it.
+    """
+
+    lane: Lane
+    positions: IntArray
+    write_slots: IntArray
+    prefix_len: IntArray
+    extra_slots: IntArray
+
+
+def prefix_part(lane: Lane, first: int, stop: int) -> Part:
+    """Positions `first` to `stop` - 1 as plain rows; each sees all before it, and itself."""
+    positions = np.arange(first, stop, dtype=np.int32)
+    return Part(
+        lane=lane,
+        positions=positions,
+        write_slots=lane.slots(first, stop),
+        prefix_len=positions - np.int32(lane.base - 1),
+        extra_slots=np.empty((len(positions), 0), np.int32),
+    )
+
+
+def tree_part(lane: Lane, positions: IntArray, paths: IntArray) -> Part:
+    """Nodes of a tree: each sees what is committed and its own path.
+
+    Shapes:
+        positions: [nodes]; paths: [nodes, depth], physical slots from the first level to itself.
+    """
+    return Part(
+        lane=lane,
+        positions=positions,
+        write_slots=np.ascontiguousarray(paths[:, -1]),
+        prefix_len=np.full(len(positions), lane.num_cached, np.int32),
+        extra_slots=paths,
+    )
+
+
+def step_rows(parts: Sequence[Part]) -> StepRows:
+    """The parts side by side."""
+    counts = [len(part.positions) for part in parts]
+    widths = np.repeat([part.extra_slots.shape[1] for part in parts], counts)
+    extra_ptr = np.zeros(sum(counts) + 1, np.int32)
+    np.cumsum(widths, out=extra_ptr[1:])
+    most = max(len(part.lane.pages) for part in parts)
+    table = np.full((len(parts), most), -1, np.int32)
+    for line, part in zip(table, parts, strict=True):
+        line[: len(part.lane.pages)] = part.lane.pages
+    return StepRows(
+        positions=torch.from_numpy(np.concatenate([part.positions for part in parts])),
+        write_slots=torch.from_numpy(np.concatenate([part.write_slots for part in parts])),
+        sequence=torch.from_numpy(np.repeat(np.arange(len(parts), dtype=np.int32), counts)),
+        page_table=torch.from_numpy(table),
+        prefix_len=torch.from_numpy(np.concatenate([part.prefix_len for part in parts])),
+        extra_ptr=torch.from_numpy(extra_ptr),
+        extra_slots=torch.from_numpy(
+            np.concatenate([part.extra_slots.reshape(-1) for part in parts])
+        ),
+    )
