@@ -18,11 +18,15 @@ class Signal:
                 waiter.set_result(None)
 
     async def wait(self, timeout_s: float) -> bool:
-        """True when notified within the time."""
+        """True when notified within the time.
+
+        Not by asyncio.wait_for, which on Python 3.11 loses a cancel that meets the notification.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            await asyncio.wait_for(waiter, max(0.0, timeout_s))
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await waiter
         except TimeoutError:
             return False
         finally:

@@ -117,12 +117,14 @@ class Gateway:
         self.draining = True
         self.verify.changed.notify()
         try:
-            await asyncio.wait_for(self._idle.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
         except TimeoutError:
             _log.warning("requests were cut off", requests=self._in_flight)
             self.verify.abandon()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), _LAST_WORDS_S)
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._idle.wait()
 
     async def stop(self) -> None:
         """Ends every stream and closes all channels."""

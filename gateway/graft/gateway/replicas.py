@@ -252,7 +252,8 @@ class Replicas(Generic[D]):
             self.changed.notify()
             wait_s = self._watch.poll_s if replica.state is State.UP else _QUICK_POLL_S
             with suppress(TimeoutError):
-                await asyncio.wait_for(replica.poke.wait(), min(wait_s, self._watch.poll_s))
+                async with asyncio.timeout(min(wait_s, self._watch.poll_s)):
+                    await replica.poke.wait()
             replica.poke.clear()
 
     async def _poll(self, replica: Replica[D]) -> None:
