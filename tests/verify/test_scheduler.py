@@ -60,6 +60,10 @@ class Bench:
         self.scheduler.join(stream, session.session_id, session.ticket)
         self._listen()
 
+    def cancel(self, session: Session) -> None:
+        self.scheduler.cancel(session.session_id)
+        self._listen()
+
     def push(self, session: Session, depth: int, stream: int = 1) -> None:
         tree = right_tree(session.prefix.tokens.tolist(), depth)
         proposal = Proposal(tree, arrived=self.now, stream=stream)
@@ -555,7 +559,7 @@ def test_whatever_happens_texts_are_right_and_pages_come_back(
         elif action == "gone":
             bench.scheduler.stream_gone(number)
         elif action == "cancel" and number == 0:
-            bench.scheduler.cancel(session.session_id)
+            bench.cancel(session)
             cancelled.add(session.session_id)
         elif session.generated and session.streams:
             stream = min(session.streams)

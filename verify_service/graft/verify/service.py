@@ -19,9 +19,10 @@ import grpc.aio
 
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
-from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled
+from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.v1.verify_pb2 import FinishReason
 from graft.verify.door import ACCEPT_RULES, Door, tree_deadline
 from graft.verify.engine import Engine
 from graft.verify.events import (
@@ -139,15 +140,18 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._idle.clear()
         serving.engine.submit(lambda scheduler, now: scheduler.open(session, now))
         self._read(self._read_session(request_iterator, session_id, serving.engine, events))
+        end = "left"
         try:
             for sequence in itertools.count():
                 event = await events.get()
                 if isinstance(event, Failed):
+                    end = reason_name(event.error.reason)
                     raise event.error
                 message = self._session_message(event, session)
                 message.sequence = sequence
                 yield message
                 if isinstance(event, Finished):
+                    end = FinishReason.Name(event.reason).removeprefix("FINISH_REASON_").lower()
                     return
         finally:
             del self._sessions[session_id]
@@ -155,6 +159,16 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                 self._idle.set()
             # Does nothing to a session that has ended.
             serving.engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
+            _log.info(
+                "session ended",
+                session=f"{session_id:016x}",
+                request=request.request_id,
+                end=end,
+                prompt=session.prompt_length,
+                tokens=session.generated,
+                rounds=session.num_rounds,
+                accepted=session.num_accepted,
+            )
 
     async def Rounds(
         self,
@@ -269,7 +283,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         engine: Engine,
         events: asyncio.Queue[SessionEvent],
     ) -> None:
-        """Follows the gateway's side of a session; its end cancels what is left of it."""
+        """Follows the gateway's side of a session; its half-close cancels what is left of it."""
         try:
             async for message in requests:
                 match message.WhichOneof("request"):
@@ -284,12 +298,12 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                         )
                     case "open":
                         raise ProtocolBroken("open was sent twice", field="open")
+            engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
         except GraftError as error:
             events.put_nowait(Failed(session_id, error))
         except grpc.aio.BaseError:
+            # The call is over; Generate itself sees to the rest.
             pass
-        finally:
-            engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
 
     async def _read_rounds(
         self,
