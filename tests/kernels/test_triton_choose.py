@@ -45,7 +45,7 @@ def random_rows(rng: np.random.Generator, num_rows: int, vocab: int) -> ChoiceRo
 
     rows = laws(
         num_rows,
-        temperature=pick([0.0, 1e-5, 0.05, 0.7, 1.0, 3.0]),
+        temperature=pick([0.0, 1e-5, 0.05, 0.7, 1.0, 3.0, 1e38]),
         top_k=[int(v) for v in rng.choice([0, 1, 2, 5, vocab - 1, vocab, vocab + 9], num_rows)],
         top_p=pick([0.0, 0.01, 0.5, 0.9, 0.999, 1.0]),
         min_p=pick([0.0, 0.0, 0.02, 0.5, 1.0]),

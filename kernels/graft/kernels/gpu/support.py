@@ -122,8 +122,13 @@ SPECS = tuple(
         name=f"support{suffix}",
         kernel=support_kernel,
         arguments="*fp32 *fp32 *i32 *fp32 *fp32 *i32 *fp32 *fp32 *i32 i32 i32",
-        constants={"EVERY_ROW": False, "HAS_BITMASK": masked, "LISTED": LISTED, "BLOCK": BLOCK},
+        constants={"EVERY_ROW": every, "HAS_BITMASK": masked, "LISTED": LISTED, "BLOCK": BLOCK},
         num_warps=WARPS,
     )
-    for suffix, masked in (("", False), (" bitmask", True))
+    for suffix, every, masked in (
+        ("", False, False),
+        (" bitmask", False, True),
+        (" every row", True, False),
+        (" every row bitmask", True, True),
+    )
 )

@@ -92,22 +92,27 @@ def _narrow(
         c3 = tl.zeros([BLOCK], tl.int32)
         least = tl.full([BLOCK], HIGHEST_KEY, tl.int32)
         most = tl.full([BLOCK], LOWEST_KEY, tl.int32)
+        k0 = low.to(tl.int32)
+        k1 = p1.to(tl.int32)
+        k2 = p2.to(tl.int32)
+        k3 = p3.to(tl.int32)
+        k4 = high.to(tl.int32)
         for first in range(0, vocab, BLOCK):
             lane = first + tl.arange(0, BLOCK)
             x = load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
             key = float_math.order_key(x)
             live = x > -INFINITY
-            c1 += (live & (key >= p1)).to(tl.int32)
-            c2 += (live & (key >= p2)).to(tl.int32)
-            c3 += (live & (key >= p3)).to(tl.int32)
+            c1 += (live & (key >= k1)).to(tl.int32)
+            c2 += (live & (key >= k2)).to(tl.int32)
+            c3 += (live & (key >= k3)).to(tl.int32)
             if WEIGH:
                 weight = weights_of(x, heat, top, floor, 0.0)
                 m0 += weight
-                m1 += tl.where(key >= p1, weight, 0)
-                m2 += tl.where(key >= p2, weight, 0)
-                m3 += tl.where(key >= p3, weight, 0)
-            least = tl.minimum(least, tl.where(live & (key >= low), key, HIGHEST_KEY))
-            most = tl.maximum(most, tl.where(live & (key < high), key, LOWEST_KEY))
+                m1 += tl.where(key >= k1, weight, 0)
+                m2 += tl.where(key >= k2, weight, 0)
+                m3 += tl.where(key >= k3, weight, 0)
+            least = tl.minimum(least, tl.where(live & (key >= k0), key, HIGHEST_KEY))
+            most = tl.maximum(most, tl.where(live & (key < k4), key, LOWEST_KEY))
         n1 = tl.sum(c1, 0)
         n2 = tl.sum(c2, 0)
         n3 = tl.sum(c3, 0)
@@ -135,21 +140,35 @@ def _narrow(
 
 
 @triton.jit
+def _first_key(key, heat):
+    """The lowest key that has the z of `key`: a division can make neighbours equal."""
+    z = z_of(key, heat)
+    below = key * 0 + LOWEST_KEY
+    while key - below > 1:
+        middle = below + (key - below) // 2
+        if z_of(middle, heat) >= z:
+            key = middle
+        else:
+            below = middle
+    return key.to(tl.int32)
+
+
+@triton.jit
 def _list(
-    logits_row, bitmask_row, listed, vocab, least_z, heat,
+    logits_row, bitmask_row, listed, vocab, least_key,
     HAS_BITMASK: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the keys of all tokens with z >= least_z, at most LISTED; returns their number."""
+    """Writes the keys of all tokens from least_key up, at most LISTED; returns their number."""
     count = tl.full([], 0, tl.int32)
     for first in range(0, vocab, BLOCK):
         lane = first + tl.arange(0, BLOCK)
         x = load_logits(logits_row, bitmask_row, lane, lane < vocab, HAS_BITMASK)
-        hit = ((x > -INFINITY) & (tl.div_rn(x, heat) >= least_z)).to(tl.int32)
+        key = float_math.order_key(x)
+        hit = ((x > -INFINITY) & (key >= least_key)).to(tl.int32)
         hits = tl.sum(hit, 0)
         if hits > 0:
             place = count + tl.cumsum(hit, 0) - 1
-            written = (hit > 0) & (place < LISTED)
-            tl.store(listed + place, float_math.order_key(x), mask=written)
+            tl.store(listed + place, key, mask=(hit > 0) & (place < LISTED))
             count += hits
     tl.debug_barrier()
     return count
@@ -188,7 +207,7 @@ def search(
 ):  # fmt: skip
     """The highest key at which tokens measure enough, and how many tokens the list then has.
 
-    The list holds all tokens whose z is at least that of the threshold; 0 when there is none.
+    The list holds all tokens whose z is at least that of the threshold; 0 when there is no list.
     """
     low, high, wanted, held = _narrow(
         logits_row, bitmask_row, vocab, low, high, held, LISTED // 2, wanted, mass, heat, top,
@@ -197,7 +216,7 @@ def search(
     count = tl.full([], 0, tl.int32)
     if high - low > 1:
         count = _list(
-            logits_row, bitmask_row, listed, vocab, z_of(low, heat), heat,
+            logits_row, bitmask_row, listed, vocab, _first_key(low, heat),
             HAS_BITMASK, LISTED, BLOCK,
         )  # fmt: skip
         if count <= LISTED:
