@@ -16,6 +16,7 @@ from graft.common.errors import InvalidArgument, ModelNotFound, Unsupported
 from graft.common.model_files import ModelFiles, resolve
 from graft.kernels.ops import Ops, select
 from graft.models.load import Target, estimate_memory, load_target, read_config
+from graft.models.storage import storage_of
 from graft.testing.gguf_models import write_gguf
 from graft.testing.models import write_tiny_model
 from graft.testing.steps import Layout, Piece
@@ -190,7 +191,8 @@ def test_an_end_of_text_past_the_vocabulary_is_refused(folder: Path, ops: Ops) -
 @pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3"])
 def test_memory_is_known_before_loading(tmp_path: Path, ops: Ops, family: str) -> None:
     files = files_of(write_tiny_model(tmp_path, family))
-    estimate = estimate_memory(read_config(files))
+    config = read_config(files)
+    estimate = estimate_memory(config, storage_of(files, config), ops)
     weights = load_target(files, ops).decoder.weights
     held = weights.head.nbytes + 4 * weights.final_norm.numel()
     held += sum(4 * table.numel() for table in (weights.layers[0].rope.cos,) * 2)

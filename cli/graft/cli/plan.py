@@ -44,6 +44,9 @@ class UpSettings(Settings):
     model: str | None = Field(
         None, description="Embedded model name, Hugging Face id, or folder of the target."
     )
+    precision: str | None = Field(
+        None, description="How weights are held: auto, fp32, q8_0 or q4_1 (a GGUF file's blocks)."
+    )
     served_name: str | None = Field(None, description="Name of the model in the API.")
     speculation: str | None = Field(
         None, description="How requests that do not say are speculated: auto, off or a proposer."
@@ -77,10 +80,19 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
     Raises:
         InvalidArgument: a setting is wrong, or a port is in use; nothing has been started.
     """
-    verify = _loaded("verify", config, {"model": settings.model, "port": settings.verify_port})
+    verify = _loaded(
+        "verify",
+        config,
+        {
+            "model": settings.model,
+            "port": settings.verify_port,
+            "precision": settings.precision,
+        },
+    )
     threads_given = settings.threads is not None or "threads" in verify.model_fields_set
     verify_flags: dict[str, Any] = {
         "model": settings.model,
+        "precision": settings.precision,
         "port": _port(verify.host, verify.port, "verify-port"),
         "threads": settings.threads or (verify.threads if threads_given else threads.cores()),
     }

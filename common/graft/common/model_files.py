@@ -190,7 +190,7 @@ def _local_folder(folder: Path, root: Path, weights: bool, progress: Progress) -
         return _local_gguf(ggufs[0], root, progress)
     name = folder.resolve().name
     files = ModelFiles(folder, name)
-    if weights and not weight_files(folder) and len(ggufs) == 1:
+    if not weight_files(folder) and len(ggufs) == 1:
         files = ModelFiles(folder, name, ggufs[0])
     check(files, weights=weights)
     return files

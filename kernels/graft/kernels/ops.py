@@ -168,11 +168,16 @@ class Stack(Protocol):
 
 
 class Ops(Protocol):
-    """What a device computes. Inputs and outputs are contiguous float32 unless said otherwise."""
+    """What a device computes. Inputs and outputs are contiguous float32 unless said otherwise.
+
+    keeps_blocks: quantised weights take the room of their blocks; else they are unpacked to
+    float32 when they are packed.
+    """
 
     name: str
     device: torch.device
     batch_invariant: bool
+    keeps_blocks: bool
 
     def pack(self, weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
         """Lays out [out_i, in] weights, stacked by rows (q|k|v, gate|up), once per load."""

@@ -18,13 +18,15 @@ from graft.kernels.ops import LayerSpec, Linear, Ops, RopeTable
 from graft.models.config import DecoderConfig, decoder_config
 from graft.models.decoder import Decoder, DecoderWeights
 from graft.models.rope import rope_table
+from graft.models.storage import Precision, Storage, storage_of
 from graft.models.weights import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    GgufWeights,
     WeightSource,
     layer_name,
-    num_weights,
+    open_blocks,
     open_weights,
 )
 
@@ -33,7 +35,10 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A model that is ready to run. context_length counts tokens, prompt and answer together."""
+    """A model that is ready to run. context_length counts tokens, prompt and answer together.
+
+    precision: what the matrices are held as, the form of most weights first: `Storage.summary`.
+    """
 
     name: str
     decoder: Decoder
@@ -42,6 +47,7 @@ class Target:
     vocab_size: int
     context_length: int
     tokenizer_digest: str
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +68,31 @@ def read_config(files: ModelFiles) -> DecoderConfig:
     return decoder_config(read_json(files.folder / "config.json"))
 
 
-def estimate_memory(config: DecoderConfig, context_length: int = 0) -> MemoryEstimate:
-    """What float32 weights, rope tables and key-value slots of this shape take.
+def estimate_memory(
+    config: DecoderConfig, storage: Storage, ops: Ops, context_length: int = 0
+) -> MemoryEstimate:
+    """What weights, rope tables and key-value slots of this shape take.
 
-    context_length: what `load_target` will be given.
+    storage, context_length: what `load_target` will be given.
     """
-    values = num_weights(config)
-    values += (context_length or config.context_length) * config.head_dim
+    rope = (context_length or config.context_length) * config.head_dim
     return MemoryEstimate(
-        weight_bytes=values * _FLOAT_BYTES,
+        weight_bytes=storage.num_bytes(ops.keeps_blocks) + rope * _FLOAT_BYTES,
         kv_bytes_per_token=2 * config.num_layers * config.kv_width * _FLOAT_BYTES,
     )
 
 
 def load_target(
-    files: ModelFiles, ops: Ops, progress: Progress | None = None, context_length: int = 0
+    files: ModelFiles,
+    ops: Ops,
+    progress: Progress | None = None,
+    context_length: int = 0,
+    storage: Storage | None = None,
 ) -> Target:
     """Reads and packs a model; `progress` hears the share that is done.
 
     context_length: shortens the model's own; 0 keeps it.
+    storage: of `storage_of` for these files; None holds everything as float32.
 
     Raises:
         InvalidArgument: context_length is longer than the model's.
@@ -97,10 +109,10 @@ def load_target(
     context = context_length or config.context_length
     digest = tokenizer_digest(files.folder)
     eos = _eos_token_ids(files, config)
-    source = open_weights(files, config)
+    held = storage or storage_of(files, config)
     table = rope_table(config.rope, config.head_dim, context)
     rope = RopeTable(cos=table.cos.to(ops.device), sin=table.sin.to(ops.device))
-    weights = _Packer(source, ops, config).packed(rope, progress)
+    weights = _Packer(_source(files, config, held), ops, config, held).packed(rope, progress)
     return Target(
         name=files.name,
         decoder=Decoder(config, weights, ops),
@@ -109,16 +121,20 @@ def load_target(
         vocab_size=config.vocab_size,
         context_length=context,
         tokenizer_digest=digest,
+        precision=held.summary,
     )
 
 
 class _Packer:
     """Moves tensors from disk into the device's layout, one layer at a time."""
 
-    def __init__(self, source: WeightSource, ops: Ops, config: DecoderConfig) -> None:
+    def __init__(
+        self, source: WeightSource, ops: Ops, config: DecoderConfig, storage: Storage
+    ) -> None:
         self.source = source
         self.ops = ops
         self.config = config
+        self.forms = storage.forms
 
     def packed(self, rope: RopeTable, progress: Progress | None) -> DecoderWeights:
         layers = []
@@ -129,7 +145,7 @@ class _Packer:
         tied = self.config.tied_embeddings
         head = self._linear([EMBEDDING if tied else HEAD], bias=False)
         weights = DecoderWeights(
-            embedding=head if tied else self._tensor(EMBEDDING),
+            embedding=head if tied else self._table(),
             layers=tuple(layers),
             final_norm=self._tensor(FINAL_NORM),
             head=head,
@@ -160,14 +176,33 @@ class _Packer:
             window=config.windows[number],
         )
 
+    def _table(self) -> Tensor | Linear:
+        """The embedding of a model whose head is another matrix."""
+        if self.forms[EMBEDDING] is Precision.FP32:
+            return self._tensor(EMBEDDING)
+        return self._linear([EMBEDDING], bias=False)
+
     def _linear(self, names: list[str], bias: bool) -> Linear:
         biases: list[Tensor | None] = [
             self._tensor(name.removesuffix("weight") + "bias") if bias else None for name in names
         ]
-        return self.ops.pack([self._tensor(name) for name in names], biases)
+        form = self.forms[names[0]]
+        if form is Precision.FP32:
+            return self.ops.pack([self._tensor(name) for name in names], biases)
+        assert isinstance(self.source, GgufWeights)
+        blocks = [self.source.blocks(name).to(self.ops.device) for name in names]
+        pack = self.ops.pack_q8_0 if form is Precision.Q8_0 else self.ops.pack_q4_1
+        return pack(blocks, biases)
 
     def _tensor(self, name: str) -> Tensor:
         return self.source.read(name).to(self.ops.device, torch.float32)
+
+
+def _source(files: ModelFiles, config: DecoderConfig, storage: Storage) -> WeightSource:
+    """The file that the forms are in; blocks are only in a GGUF file."""
+    if all(form is Precision.FP32 for form in storage.forms.values()):
+        return open_weights(files, config)
+    return open_blocks(files, config)
 
 
 def _eos_token_ids(files: ModelFiles, config: DecoderConfig) -> tuple[int, ...]:

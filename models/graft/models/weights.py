@@ -1,4 +1,4 @@
-"""Reads a model's tensors by their Hugging Face names, as float32, from safetensors or GGUF.
+"""Reads a model's tensors by their Hugging Face names, from safetensors or GGUF.
 
 Knows which tensors a decoder needs and their shapes; knows nothing of how they are laid out for
 a device.
@@ -6,7 +6,6 @@ a device.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from graft.common.errors import ModelNotFound, Unsupported
 from graft.common.gguf_file import GgufFile
-from graft.common.gguf_model import hf_names, weight_of
+from graft.common.gguf_model import hf_names, row_order, weight_of
 from graft.common.model_files import ModelFiles, weight_files
 from graft.models.config import DecoderConfig
 
@@ -82,7 +81,7 @@ class SafetensorsWeights:
 
 
 class GgufWeights:
-    """Tensors of a GGUF file, dequantised on the way."""
+    """Tensors of a GGUF file, dequantised on the way or as blocks."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile(path)
@@ -95,6 +94,16 @@ class GgufWeights:
     def read(self, name: str) -> Tensor:
         """One tensor as float32."""
         return torch.from_numpy(weight_of(self._file, self._names[name]).copy())
+
+    def block_type(self, name: str) -> str:
+        """The type of a tensor's blocks, for example Q4_1."""
+        return self._file.tensors[self._names[name]].type_name
+
+    def blocks(self, name: str) -> Tensor:
+        """[rows, bytes of a row], uint8: the blocks as stored, rows in Hugging Face order."""
+        stored = self._names[name]
+        raw = self._file.blocks(stored)[row_order(self._file, stored)]
+        return torch.from_numpy(raw.copy())
 
 
 def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
@@ -112,6 +121,19 @@ def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
         source = GgufWeights(files.gguf)
     else:
         raise ModelNotFound(f"{files.folder} has no model.safetensors")
+    _check(source.shapes(), expected_shapes(config), files.name)
+    return source
+
+
+def open_blocks(files: ModelFiles, config: DecoderConfig) -> GgufWeights:
+    """The tensors of a model's GGUF file, checked as by `open_weights`.
+
+    Raises:
+        ModelNotFound: there is no such file, or its tensors are not what the decoder needs.
+    """
+    if files.gguf is None:
+        raise ModelNotFound(f"model {files.name} has no GGUF file")
+    source = GgufWeights(files.gguf)
     _check(source.shapes(), expected_shapes(config), files.name)
     return source
 
@@ -153,11 +175,6 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def layer_name(layer: int) -> str:
     """The prefix of a layer's tensors."""
     return f"model.layers.{layer}"
-
-
-def num_weights(config: DecoderConfig) -> int:
-    """Values that the decoder holds, a tied head counted once."""
-    return sum(math.prod(shape) for shape in expected_shapes(config).values())
 
 
 def _check(

@@ -6,6 +6,7 @@ Written apart from the reader it tests: it knows llama.cpp's names and its order
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -34,9 +35,16 @@ _NAMES = (
 
 
 def write_gguf(
-    folder: Path, path: Path, block_type: gguf.GGMLQuantizationType, split: str = "gpt-2"
+    folder: Path,
+    path: Path,
+    block_type: gguf.GGMLQuantizationType,
+    split: str = "gpt-2",
+    others: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
-    """Writes matrices as `block_type` and vectors as F32 to `path`, and returns it."""
+    """Writes matrices as `block_type` and vectors as F32 to `path`, and returns it.
+
+    others: another type for matrices whose name in the file holds the key.
+    """
     config = json.loads((folder / "config.json").read_text())
     family = config["model_type"]
     writer = gguf.GGUFWriter(path, family)
@@ -57,6 +65,8 @@ def write_gguf(
         for theirs, ours in _NAMES:
             shown = shown.replace(theirs, ours)
         kind = block_type if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
+        for part, other in (others or {}).items():
+            kind = other if part in shown else kind
         writer.add_tensor(shown, gguf.quants.quantize(stored, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -9,10 +9,16 @@ import torch
 from graft.common import log
 from graft.common.errors import InvalidArgument
 from graft.common.model_cache import Progress
-from graft.common.model_files import resolve
 from graft.kernels.ops import KvCache, Ops, select
 from graft.models.config import DecoderConfig
-from graft.models.load import Target, estimate_memory, load_target, read_config
+from graft.models.load import (
+    MemoryEstimate,
+    Target,
+    estimate_memory,
+    load_target,
+    read_config,
+)
+from graft.models.storage import Precision, resolve_for, storage_of
 from graft.verify.memory import Demand, MemoryPlan, ModelSizes, available_bytes, plan_memory
 from graft.verify.pages import PagePool
 from graft.verify.settings import VerifySettings
@@ -40,11 +46,13 @@ def load(settings: VerifySettings, progress: Progress) -> Loaded:
 
     Raises:
         InvalidArgument: a limit contradicts the model, or the memory does not suffice.
-        ModelNotFound, Unsupported: as `resolve`, `select` and `load_target`.
+        ModelNotFound, Unsupported: as `resolve_for`, `storage_of`, `select` and `load_target`.
     """
     ops = select(settings.device, settings.threads, settings.kernels)
-    files = resolve(settings.model, weights=True, progress=progress)
+    precision = Precision(settings.precision)
+    files = resolve_for(settings.model, precision, progress)
     config = read_config(files)
+    storage = storage_of(files, config, precision)
     context = settings.context_length or config.context_length
     if context > config.context_length:
         raise InvalidArgument(
@@ -52,16 +60,21 @@ def load(settings: VerifySettings, progress: Progress) -> Loaded:
             field="context_length",
         )
     budget = available_bytes(settings.memory_gb)
-    plan = plan_memory(_sizes(config, context), _demand(settings), budget)
-    _log.info("memory planned", model=files.name, kv_tokens=plan.kv_tokens)
+    estimate = estimate_memory(config, storage, ops, context)
+    plan = plan_memory(_sizes(config, estimate, context), _demand(settings), budget)
+    _log.info(
+        "memory planned", model=files.name, precision=storage.summary, kv_tokens=plan.kv_tokens
+    )
     for line in plan.lines():
         _log.info("memory share", **line)
+    if storage.unpacked:
+        _log.warning("some blocks unpacked", types=storage.unpacked, held_as="fp32")
     if plan.kv_tokens < context:
         _log.warning(
             "context shortened", asked=context, served=plan.kv_tokens, reason="the KV budget"
         )
         context = plan.kv_tokens
-    target = load_target(files, ops, progress, context)
+    target = load_target(files, ops, progress, context, storage)
     return Loaded(target, ops, _kv_cache(config, plan, settings.page_tokens, ops), plan)
 
 
@@ -74,8 +87,7 @@ def _kv_cache(config: DecoderConfig, plan: MemoryPlan, page_tokens: int, ops: Op
     )
 
 
-def _sizes(config: DecoderConfig, context: int) -> ModelSizes:
-    estimate = estimate_memory(config, context)
+def _sizes(config: DecoderConfig, estimate: MemoryEstimate, context: int) -> ModelSizes:
     return ModelSizes(
         weight_bytes=estimate.weight_bytes,
         kv_bytes_per_token=estimate.kv_bytes_per_token,

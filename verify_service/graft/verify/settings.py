@@ -23,7 +23,11 @@ class VerifySettings(Settings):
     model: str = Field(
         "smollm2-135m-instruct", description="embedded name, Hugging Face id, folder or GGUF file"
     )
-    precision: Literal["fp32"] = Field("fp32", description="storage type of weights and KV")
+    precision: Literal["auto", "fp32", "q8_0", "q4_1"] = Field(
+        "fp32",
+        description="how weights are held: float32, or a GGUF file's blocks as stored; "
+        "auto takes the blocks where there are kernels for them",
+    )
     device: str = Field("cpu", description="where the target runs")
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="native CPU kernels, their torch fallback, or what is there"

@@ -31,6 +31,7 @@ class NativeOps:
 
     name = "native"
     batch_invariant = True
+    keeps_blocks = True
 
     def __init__(self, library: CDLL, isa: str, threads: int = 1) -> None:
         self.device = torch.device("cpu")

@@ -57,6 +57,7 @@ class TorchOps:
 
     name = "torch"
     batch_invariant = False
+    keeps_blocks = False
 
     def __init__(self, threads: int = 1) -> None:
         self.device = torch.device("cpu")
