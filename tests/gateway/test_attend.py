@@ -80,6 +80,7 @@ async def test_an_unknown_proposer_is_refused(tmp_path: Path) -> None:
 
 async def test_sessions_of_a_dead_drafter_move_and_come_back(tmp_path: Path) -> None:
     first, second, gate = ScriptedDraft("ngram"), ScriptedDraft("ngram"), Gate()
+    second.changed = first.changed
     script = Script(SAY, before_commit=gate)
     async with running_front(tmp_path, [script], [first, second]) as front:
         tasks = [start(front) for _ in range(4)]

@@ -178,6 +178,12 @@ def test_a_token_that_is_half_stop_loses_that_half() -> None:
     assert [one.text for one in whole.tokens] == ["ab", "cSTO", "P"]
 
 
+def test_a_token_that_ends_a_stop_and_begins_a_character_keeps_the_stop() -> None:
+    raw = "😀é".encode()
+    _, whole = play([raw[:5], raw[5:]], [1], StopStrings(("😀",), included=True))
+    assert [one.text for one in whole.tokens] == ["😀"]
+
+
 @pytest.mark.parametrize("width", [1, 2, 8])
 def test_a_stop_that_ends_within_min_tokens_does_not_count(width: int) -> None:
     tokens = [bytes([byte]) for byte in b"xSTxSTyy"]

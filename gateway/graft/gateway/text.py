@@ -193,7 +193,7 @@ class TextStream:
     def _cut(self) -> tuple[Emitted, ...]:
         """Tokens of the text that is left of the cut; the last may lose its end."""
         tokens = list(self._complete())
-        if self._waiting and self._waiting[0].start < self._released < self._waiting[0].end:
+        if self._waiting and self._waiting[0].start < self._released:
             last = self._waiting[0]
             kept = last.text[: self._released - last.start]
             tokens.append(replace(_emitted(last), text=kept))
