@@ -43,14 +43,14 @@ def _can_win(z, best, uniform):
 
 @triton.jit
 def choose_kernel(
-    logits, temperature, top_k, min_p, seed, position, bitmask, floors, tops, scores, tokens,
-    vocab, segment, mask_words, HAS_BITMASK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperature, top_k, min_p, seed, position, bitmask, floors, tops, picks, scores,
+    tokens, vocab, segment, mask_words, HAS_BITMASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Best score and token of one row in one segment of the vocabulary.
 
     Programs: (row, split). Blocks go by in order of token, so the first of equal scores stays.
     Division, filters and noise logarithms are done only in blocks where a token can still win,
-    or where the row has to be refused.
+    or where the row has to be refused. A row that has its pick already leaves at once.
     """
     row = tl.program_id(0)
     split = tl.program_id(1)
@@ -66,6 +66,8 @@ def choose_kernel(
     bitmask_row = bitmask + row.to(tl.int64) * mask_words
     first = split * segment
     end = tl.minimum(first + segment, vocab)
+    if tl.load(picks + row) != support.UNDECIDED:
+        end = first
     best = tl.full([], -INFINITY, tl.float32)
     winner = tl.full([], NO_TOKEN, tl.int32)
     while first < end:
@@ -102,7 +104,7 @@ def choose_kernel(
 
 
 @triton.jit
-def choose_reduce_kernel(scores, tokens, chosen, splits, SPLITS: tl.constexpr):
+def choose_reduce_kernel(scores, tokens, picks, chosen, splits, SPLITS: tl.constexpr):
     """One row's choice from its segments: highest score, then lowest token; -1 if refused."""
     row = tl.program_id(0)
     split = tl.arange(0, SPLITS)
@@ -112,7 +114,9 @@ def choose_reduce_kernel(scores, tokens, chosen, splits, SPLITS: tl.constexpr):
     refused = tl.max((token == REFUSED).to(tl.int32), 0) > 0
     highest = tl.max(tl.where(token >= 0, score, -INFINITY), 0)
     winner = tl.min(tl.where((token >= 0) & (score == highest), token, LAST_TOKEN), 0)
-    tl.store(chosen + row, tl.where(refused | (winner == LAST_TOKEN), NO_TOKEN, winner))
+    winner = tl.where(refused | (winner == LAST_TOKEN), NO_TOKEN, winner)
+    pick = tl.load(picks + row)
+    tl.store(chosen + row, tl.where(pick == support.UNDECIDED, winner, pick))
 
 
 @triton.jit
@@ -202,12 +206,12 @@ def choose_adjusted(logits: Tensor, rows: ChoiceRows, found: support.Support) ->
     bitmask = tokens if rows.bitmask is None else rows.bitmask
     choose_kernel[(num_rows, splits)](
         logits, rows.temperature, rows.top_k, rows.min_p, rows.seed, rows.position, bitmask,
-        found.floor, found.top, scores, tokens, vocab, segment,
+        found.floor, found.top, found.pick, scores, tokens, vocab, segment,
         0 if rows.bitmask is None else bitmask.shape[1],
         HAS_BITMASK=rows.bitmask is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     choose_reduce_kernel[(num_rows,)](
-        scores, tokens, chosen, splits, SPLITS=power_of_two(splits), num_warps=1
+        scores, tokens, found.pick, chosen, splits, SPLITS=power_of_two(splits), num_warps=1
     )
     return chosen
 
@@ -223,12 +227,13 @@ def split_vocabulary(num_rows: int, vocab: int) -> tuple[int, int]:
     return -(-vocab // segment), segment
 
 
+_LAW = "*fp32 *fp32 *i32 *fp32"
 SPECS = (
     *(
         KernelSpec(
             name=f"choose{suffix}",
             kernel=choose_kernel,
-            arguments="*fp32 *fp32 *i32 *fp32 *i64 *i32 *i32 *fp32 *fp32 *fp32 *i32 i32 i32 i32",
+            arguments=f"{_LAW} *i64 *i32 *i32 *fp32 *fp32 *i32 *fp32 *i32 i32 i32 i32",
             constants={"HAS_BITMASK": masked, "BLOCK": BLOCK},
             num_warps=WARPS,
         )
@@ -237,7 +242,7 @@ SPECS = (
     KernelSpec(
         name="choose reduce",
         kernel=choose_reduce_kernel,
-        arguments="*fp32 *i32 *i32 i32",
+        arguments="*fp32 *i32 *i32 *i32 i32",
         constants={"SPLITS": MAX_SPLITS},
         num_warps=1,
     ),
@@ -245,7 +250,7 @@ SPECS = (
         KernelSpec(
             name=f"target probs{suffix}",
             kernel=target_probs_kernel,
-            arguments="*fp32 *fp32 *i32 *fp32 *i32 *fp32 *fp32 *i32 *fp32 i32 i32",
+            arguments=f"{_LAW} *i32 *fp32 *fp32 *i32 *fp32 i32 i32",
             constants={"HAS_BITMASK": masked, "BLOCK": support.BLOCK},
             num_warps=support.WARPS,
         )

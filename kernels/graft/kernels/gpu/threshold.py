@@ -158,7 +158,10 @@ def _list(
     logits_row, bitmask_row, listed, vocab, least_key,
     HAS_BITMASK: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the keys of all tokens from least_key up, at most LISTED; returns their number."""
+    """Writes keys and, LISTED further on, tokens from least_key up; returns their number.
+
+    In order of token; of more than LISTED only the first are written.
+    """
     count = tl.full([], 0, tl.int32)
     for first in range(0, vocab, BLOCK):
         lane = first + tl.arange(0, BLOCK)
@@ -168,7 +171,9 @@ def _list(
         hits = tl.sum(hit, 0)
         if hits > 0:
             place = count + tl.cumsum(hit, 0) - 1
-            tl.store(listed + place, key, mask=(hit > 0) & (place < LISTED))
+            written = (hit > 0) & (place < LISTED)
+            tl.store(listed + place, key, mask=written)
+            tl.store(listed + LISTED + place, lane, mask=written)
             count += hits
     tl.debug_barrier()
     return count
