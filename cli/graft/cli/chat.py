@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +60,8 @@ def _talk(client: Any, law: Law, messages: list[dict[str, str]]) -> None:
 
     from graft.cli.answer import legend
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # gives input() its line editing and history
     console = Console(highlight=False)
     console.print(f"{law.model} at {client.url}; /reset forgets, /exit ends", markup=False)
     if law.show:
@@ -65,7 +69,7 @@ def _talk(client: Any, law: Law, messages: list[dict[str, str]]) -> None:
     system = list(messages)
     while True:
         try:
-            words = console.input("[bold]you> [/bold]").strip()
+            words = input("you> ").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
@@ -107,5 +111,5 @@ def _say(client: Any, law: Law, messages: list[dict[str, str]], words: str) -> l
     finally:
         chunks.close()
     if answer.usage and (law.show or console.is_terminal):
-        console.print(summary(answer), style="dim", markup=False)
+        console.print(summary(answer), style="dim", markup=False, soft_wrap=True)
     return [*messages, {"role": "assistant", "content": answer.text}]

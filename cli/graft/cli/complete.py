@@ -48,6 +48,6 @@ def command(_name: str) -> typer.Typer:
         body = law.body(prompt=prompt_of(prompt))
         show(client.stream("/v1/completions", body), Console(highlight=False), answer)
         if answer.usage:
-            Console(stderr=True).print(summary(answer), style="dim", markup=False)
+            Console(stderr=True).print(summary(answer), style="dim", markup=False, soft_wrap=True)
 
     return app

@@ -167,7 +167,7 @@ def _kernels() -> Iterator[Finding]:
     except GraftError as error:
         yield Finding("kernels", f"torch serves, native does not: {error}", Level.WARNING)
         return
-    yield Finding("kernels", str(getattr(ops, "name", "native")))
+    yield Finding("kernels", f"native, {getattr(ops, 'isa', 'unknown instruction set')}")
 
 
 def _gpu() -> Iterator[Finding]:

@@ -242,7 +242,9 @@ class Replicas(Generic[D]):
             before = replica.state
             await self._poll(replica)
             if replica.state is not before:
-                line = _log.info if replica.state is State.UP else _log.warning
+                # A replica that is not there yet, when both start, is no reason to warn.
+                early = before is State.CONNECTING and replica.state is State.DOWN
+                line = _log.info if early or replica.state is State.UP else _log.warning
                 line(
                     f"{self._pairing.kind} replica changed",
                     address=replica.address,
