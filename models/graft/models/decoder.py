@@ -96,6 +96,15 @@ class Decoder:
         captured = torch.stack([states[layer] for layer in capture.layers], dim=1)
         return self._normed(hidden, output_rows), captured
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model, which is also the number of the last hidden state."""
+        return self.config.num_layers
+
+    def final_norm(self, states: Tensor) -> Tensor:
+        """States captured before the final norm, [n, hidden] -> after it."""
+        return self._normed(states, None)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] of `forward` -> [n, vocab]."""
         return self.ops.linear(hidden, self.weights.head)

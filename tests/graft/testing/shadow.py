@@ -18,7 +18,7 @@ from graft.verify.ending import Ending
 from graft.verify.pages import PagePool
 from graft.verify.scheduler import Plan, Scheduler, SchedulerLimits
 from graft.verify.session import Session, SessionRequest
-from graft.verify.step import Chunk, Outcome, Round, Step, StepTiming
+from graft.verify.step import Chunk, Outcome, Recall, Step, StepTiming, Work
 
 VOCAB = 50
 
@@ -46,10 +46,15 @@ class ShadowTarget:
         """Outcomes in the order of the step's works."""
         return [self._run(work) for work in step.works]
 
-    def _run(self, work: Chunk | Round) -> Outcome:
+    def _run(self, work: Work) -> Outcome:
         session = work.session
         tokens = session.prefix.tokens.tolist()
         self._check(session, tokens)
+        if isinstance(work, Recall):
+            assert work.stop <= session.kv_length, "a recall would read keys that are not there"
+            for slot in work.write_slots.tolist():
+                self._kv[slot] = -1
+            return Outcome()
         if isinstance(work, Chunk):
             slots = session.pages().slots(work.start, work.stop).tolist()
             for position, slot in zip(range(work.start, work.stop), slots, strict=True):

@@ -8,12 +8,27 @@ from __future__ import annotations
 import hmac
 from collections import OrderedDict
 
-from graft.common.errors import BadTicket, SessionNotFound
+from graft.common.errors import BadTicket, GraftError, NumericFailure, SessionNotFound
+from graft.common.features import FeatureSpec
 from graft.v1.tree_pb2 import TreeRefusal
-from graft.verify.events import ClosedTold, CommitTold, Event, PrefixTold, RefusalTold
+from graft.verify.events import (
+    ClosedTold,
+    CommitTold,
+    Event,
+    FeaturesTold,
+    PrefixTold,
+    RefusalTold,
+    Rows,
+)
+from graft.verify.features import Feed
+from graft.verify.offer import Announced, FeatureOffer, FeatureWish
 from graft.verify.session import Phase, Session
 from graft.verify.shelf import PrefixName, Proposal
+from graft.verify.step import Captured
 from graft.verify.tally import Tally
+
+CHUNK_BYTES = 1 << 20
+"""Hidden states sent in one piece at most, so that messages stay far below their cap."""
 
 _REMEMBERED_SESSIONS = 4096
 _SILENT_WHEN_EMPTY = frozenset(
@@ -26,23 +41,87 @@ _SILENT_WHEN_EMPTY = frozenset(
 
 
 class Audience:
-    """Tells streams of prefixes, commits, refusals and ends by appending to `events`."""
+    """Tells streams of prefixes, commits, features, refusals and ends by appending to `events`.
 
-    def __init__(self, tally: Tally) -> None:
+    offer: the hidden states that can be had; None has none.
+    """
+
+    def __init__(self, tally: Tally, offer: FeatureOffer | None = None) -> None:
         self.events: list[Event] = []
         self._tally = tally
         self._closed: OrderedDict[int, frozenset[int]] = OrderedDict()
+        self._announced = Announced(offer)
 
-    def join(self, stream: int, session_id: int, session: Session | None, ticket: bytes) -> None:
+    def hello(self, stream: int, specs: tuple[FeatureSpec, ...]) -> None:
+        """A draft service says which hidden states its joins may ask for."""
+        self._announced.hello(stream, specs)
+
+    def opened(self, session: Session) -> None:
+        """From its first row on, a session that expects a drafter keeps what may be asked for."""
+        if session.request.speculate:
+            self._keep(session)
+
+    def join(
+        self,
+        stream: int,
+        session_id: int,
+        session: Session | None,
+        ticket: bytes,
+        wish: FeatureWish | None = None,
+    ) -> None:
         """Lets a stream attend a session; it learns the prefix once the first token is there."""
-        if session is None:
-            self.events.append(ClosedTold(stream, session_id, SessionNotFound.reason))
-        elif not hmac.compare_digest(ticket, session.ticket):
-            self.events.append(ClosedTold(stream, session_id, BadTicket.reason))
-        elif stream not in session.streams:
-            session.streams.add(stream)
-            if session.phase is Phase.DECODING and not session.in_step:
-                self._tell_prefix(session, stream)
+        try:
+            if session is None:
+                raise SessionNotFound(f"no session {session_id:x}")
+            if not hmac.compare_digest(ticket, session.ticket):
+                raise BadTicket(f"another ticket opens session {session_id:x}")
+            if stream in session.streams:
+                return
+            if wish is not None:
+                self._announced.check(wish.spec)
+        except GraftError as error:
+            self.events.append(ClosedTold(stream, session_id, error.reason))
+            return
+        session.streams.add(stream)
+        if wish is not None:
+            feed = session.feed or self._new_feed()
+            first = session.length - wish.window_tokens if wish.window_tokens else 0
+            feed.join(stream, wish.spec, max(0, first))
+            session.feed = feed
+        self._keep(session)
+        if session.phase is Phase.DECODING and not session.in_step:
+            self._tell_features(session, stream)
+            self._tell_prefix(session, stream)
+
+    def leave(self, stream: int, session: Session) -> None:
+        """A stream no longer attends a session."""
+        session.leave(stream)
+        if session.feed is not None:
+            session.feed.leave(stream)
+            self._keep(session)
+
+    def gone(self, stream: int) -> None:
+        """A stream ended; call it before `leave` is called for the stream's sessions."""
+        self._announced.gone(stream)
+
+    def captured(self, session: Session, features: tuple[Captured, ...]) -> None:
+        """Keeps hidden states of committed rows; nothing is sent before `tell_features`."""
+        feed = session.feed
+        for part in features:
+            if feed is not None and part.payload is not None:
+                feed.add(part.spec, part.start, part.payload)
+            elif feed is not None:
+                for stream in feed.listening(part.spec):
+                    self.leave(stream, session)
+                    reason = NumericFailure.reason
+                    self.events.append(ClosedTold(stream, session.session_id, reason))
+
+    def tell_features(self, session: Session) -> None:
+        """Sends each stream the rows that are there, in pieces, and drops what is too old."""
+        for stream in sorted(session.streams):
+            self._tell_features(session, stream)
+        if session.feed is not None:
+            session.feed.trim(session.kv_length)
 
     def offer(
         self,
@@ -88,13 +167,17 @@ class Audience:
         length, digest = session.name
         for stream in sorted(session.streams):
             if stream not in session.told:
+                self._tell_features(session, stream)
                 self._tell_prefix(session, stream)
                 continue
+            rows = self._commit_rows(session, stream)
             self.events.append(
                 CommitTold(
-                    stream, session.session_id, tokens, length, digest, accepted, num_drafted
+                    stream, session.session_id, tokens, length, digest, accepted, num_drafted, rows
                 )
             )
+        if session.feed is not None:
+            session.feed.trim(session.kv_length)
 
     def tell_end(self, session: Session) -> None:
         """Tells all that attend that the session is over."""
@@ -103,6 +186,49 @@ class Audience:
             self._closed.popitem(last=False)
         for stream in sorted(session.streams):
             self.events.append(ClosedTold(stream, session.session_id))
+
+    def _tell_features(self, session: Session, stream: int) -> None:
+        if (feed := session.feed) is None:
+            return
+        while (rows := self._take(feed, stream, "prefix")) is not None:
+            self.events.append(FeaturesTold(stream, session.session_id, rows))
+
+    def _commit_rows(self, session: Session, stream: int) -> Rows | None:
+        """The rows that go with a commit; what does not fit one piece goes before it."""
+        if (feed := session.feed) is None:
+            return None
+        rows = self._take(feed, stream, "commit")
+        while rows is not None and rows.start + rows.count < session.kv_length:
+            following = self._take(feed, stream, "commit")
+            if following is None:
+                break
+            self.events.append(FeaturesTold(stream, session.session_id, rows))
+            rows = following
+        return rows
+
+    def _take(self, feed: Feed, stream: int, part: str) -> Rows | None:
+        start, count, payload = feed.take(stream, CHUNK_BYTES)
+        if not count:
+            return None
+        self._tally.feature_bytes[part] += len(payload)
+        self._tally.feature_rows[part] += count
+        return Rows(start, count, payload)
+
+    def _new_feed(self) -> Feed:
+        offer = self._announced.offer
+        assert offer is not None, "features were promised that nobody offers"
+        return Feed(offer.share_bytes, offer.row_bytes)
+
+    def _keep(self, session: Session) -> None:
+        """Keeps rows of the specs that streams listen to and, before any stream has come, of
+        those announced."""
+        announced = () if session.streams else self._announced.specs
+        if session.feed is None and announced:
+            session.feed = self._new_feed()
+        if session.feed is not None:
+            session.feed.keep(announced)
+            if not session.feed.specs:
+                session.feed = None
 
     def _tell_prefix(self, session: Session, stream: int) -> None:
         session.told.add(stream)

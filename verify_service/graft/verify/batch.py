@@ -12,7 +12,7 @@ from graft.common.tree import IntArray, Tree, root_only
 from graft.kernels.cpu.history import adjust_rows
 from graft.kernels.ops import StepRows
 from graft.kernels.rows import Law
-from graft.verify.step import Chunk, Round, Step, Work
+from graft.verify.step import Chunk, Recall, Round, Step, Work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,20 +103,26 @@ def build_batch(step: Step, device: torch.device) -> Batch:
 
 
 def _part(work: Work) -> _Part:
+    session = work.session
+    if isinstance(work, Recall):
+        tokens = session.prefix.tokens[work.start : work.stop]
+        return _plain_part(tokens, work.start, work.write_slots)
     if isinstance(work, Chunk):
-        return _plain_part(work, work.session.prefix.tokens[work.start : work.stop], work.start)
+        slots = session.pages().slots(work.start, work.stop)
+        return _plain_part(session.prefix.tokens[work.start : work.stop], work.start, slots)
     if work.num_rows == 1:
         # A root alone sees exactly what a plain row sees.
-        return _plain_part(work, work.tree.tokens, work.session.kv_length)
+        start = session.kv_length
+        return _plain_part(work.tree.tokens, start, session.pages().slots(start, start + 1))
     return _tree_part(work)
 
 
-def _plain_part(work: Work, tokens: IntArray, start: int) -> _Part:
+def _plain_part(tokens: IntArray, start: int, write_slots: IntArray) -> _Part:
     positions = np.arange(start, start + len(tokens), dtype=np.int32)
     return _Part(
         tokens=tokens,
         positions=positions,
-        write_slots=work.session.pages().slots(start, start + len(tokens)),
+        write_slots=write_slots,
         prefix_len=positions + np.int32(1),
         extra_counts=np.zeros(len(tokens), np.int32),
         extra_slots=np.zeros(0, np.int32),
@@ -157,7 +163,7 @@ def _outputs(
     choices: list[Choice] = []
     prompt_rows: list[PromptRows] = []
     for place, (work, part) in enumerate(zip(step.works, parts, strict=True)):
-        if isinstance(work, Chunk) and not work.last:
+        if isinstance(work, Recall) or (isinstance(work, Chunk) and not work.last):
             continue
         tree = root_only(int(part.tokens[-1])) if isinstance(work, Chunk) else work.tree
         first = len(wanted)
@@ -176,7 +182,7 @@ def _outputs(
     return np.asarray(wanted, np.int64), tuple(choices), tuple(prompt_rows)
 
 
-def _law(work: Work, tree: Tree) -> Law:
+def _law(work: Chunk | Round, tree: Tree) -> Law:
     session = work.session
     sampling = session.request.sampling
     history = session.history()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,9 +33,7 @@ def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> l
         session = step.works[part.work].session
         former = outcomes[part.work]
         scores = score_tokens(logits[part.rows], part.tokens, session.request.num_top_logprobs)
-        outcomes[part.work] = Outcome(
-            former.tokens, former.accepted, former.logprobs, scores, former.error
-        )
+        outcomes[part.work] = replace(former, prompt_logprobs=scores)
     return outcomes
 
 
@@ -101,7 +100,7 @@ def _outcome(step: Step, choice: Choice, decision: Decision, logits: Tensor) -> 
     drafted = choice.law.tree.tokens[list(decision.nodes[1:])].tolist()
     tokens = (*drafted, decision.token)
     if not session.request.want_logprobs:
-        return Outcome(tokens, len(drafted))
+        return Outcome(tokens, len(drafted), nodes=decision.nodes)
     rows = logits[choice.rows][torch.tensor(decision.nodes)]
     scores = score_tokens(rows, np.asarray(tokens, np.int32), session.request.num_top_logprobs)
-    return Outcome(tokens, len(drafted), scores)
+    return Outcome(tokens, len(drafted), scores, nodes=decision.nodes)

@@ -78,6 +78,24 @@ class Failed:
     error: GraftError
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of hidden states as they are sent, of `count` positions from `start` on."""
+
+    start: int
+    count: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesTold:
+    """A joined stream is sent hidden states outside of a commit."""
+
+    stream: int
+    session_id: int
+    rows: Rows
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTold:
     """A joined stream learns the committed prefix."""
@@ -93,7 +111,10 @@ class PrefixTold:
 
 @dataclass(frozen=True, slots=True)
 class CommitTold:
-    """A joined stream learns what a round committed."""
+    """A joined stream learns what a round committed.
+
+    rows: the hidden states up to the new root; None when it wants none, or lacks earlier ones.
+    """
 
     stream: int
     session_id: int
@@ -102,6 +123,7 @@ class CommitTold:
     prefix_digest: int
     accepted: int
     num_drafted: int
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +146,5 @@ class ClosedTold:
 
 
 SessionEvent = Opened | Committed | Finished | Failed
-StreamEvent = PrefixTold | CommitTold | RefusalTold | ClosedTold
+StreamEvent = FeaturesTold | PrefixTold | CommitTold | RefusalTold | ClosedTold
 Event = SessionEvent | StreamEvent

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import Mismatch
+from graft.common.features import FeatureSpec, spec_from_proto
 from graft.common.tree import TreeLimits, TreeRefused
 from graft.common.tree_codec import decode
 from graft.v1 import tree_pb2, verify_pb2
 from graft.verify.engine import Command
+from graft.verify.offer import FeatureWish
 from graft.verify.scheduler import Scheduler
 from graft.verify.shelf import PrefixName, Proposal
 
@@ -55,6 +57,15 @@ def check_hello(hello: verify_pb2.DraftHello, target: Identity) -> None:
         )
 
 
+def announced(hello: verify_pb2.DraftHello) -> tuple[FeatureSpec, ...]:
+    """The hidden states that joins may ask for.
+
+    Raises:
+        InvalidArgument: one of them is nonsense.
+    """
+    return tuple(spec_from_proto(message) for message in hello.features)
+
+
 def command_of(
     message: verify_pb2.RoundsRequest, stream: int, limits: TreeLimits, arrived: float
 ) -> Command:
@@ -72,7 +83,7 @@ def _commands(
     message: verify_pb2.RoundsRequest, stream: int, limits: TreeLimits, arrived: float
 ) -> Iterator[Command]:
     for join in message.joins:
-        yield _join(stream, join.session_id, join.ticket)
+        yield _join(join, stream)
     for tree in message.trees:
         yield _tree(tree, stream, limits, arrived)
     for empty in message.empties:
@@ -101,8 +112,13 @@ def _offer(session_id: int, name: PrefixName, proposal: Proposal) -> Command:
     return lambda scheduler, _: scheduler.offer(session_id, name, proposal, proposal.arrived)
 
 
-def _join(stream: int, session_id: int, ticket: bytes) -> Command:
-    return lambda scheduler, _: scheduler.join(stream, session_id, ticket)
+def _join(message: verify_pb2.JoinSession, stream: int) -> Command:
+    session_id, ticket = message.session_id, message.ticket
+    wish: FeatureWish | None = None
+    if message.HasField("features"):
+        spec = spec_from_proto(message.features)
+        wish = FeatureWish(spec, message.feature_window_tokens)
+    return lambda scheduler, _: scheduler.join(stream, session_id, ticket, wish)
 
 
 def _leave(stream: int, session_id: int) -> Command:

@@ -123,6 +123,13 @@ class _State(Collector):
         )
         yield _total("graft_sessions_failed", "Sessions that ended by an error", tally.failures)
         yield _total("graft_prefill_tokens", "Prefix tokens run", tally.prefilled)
+        yield _total("graft_recalled_tokens", "Tokens run again for drafters", tally.recalled)
+        yield _labelled(
+            "graft_feature_bytes", "Bytes of hidden states sent", "part", dict(tally.feature_bytes)
+        )
+        yield _labelled(
+            "graft_feature_rows", "Rows of hidden states sent", "part", dict(tally.feature_rows)
+        )
         yield _total("graft_reused_tokens", "Prefix tokens reused", tally.reused)
         yield _total("graft_preemptions", "Sessions that lost their pages", tally.preemptions)
         yield _total("graft_steps", "Target forwards", tally.steps)

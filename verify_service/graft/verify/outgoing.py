@@ -10,13 +10,22 @@ from collections import deque
 
 from graft.common.errors import GraftError, Stalled
 from graft.v1 import verify_pb2
-from graft.verify.events import ClosedTold, CommitTold, PrefixTold, RefusalTold, StreamEvent
+from graft.verify.events import (
+    ClosedTold,
+    CommitTold,
+    FeaturesTold,
+    PrefixTold,
+    RefusalTold,
+    StreamEvent,
+)
 from graft.verify.wire import add_told
 
 MAX_EVENTS = 4096
 MAX_AGE_S = 10.0
+MAX_FEATURE_BYTES = 256 << 20
+_MESSAGE_BYTES = 4 << 20
 
-_RANK = {PrefixTold: 0, CommitTold: 1, RefusalTold: 2, ClosedTold: 3}
+_RANK = {FeaturesTold: 0, PrefixTold: 1, CommitTold: 2, RefusalTold: 3, ClosedTold: 4}
 
 
 class Outgoing:
@@ -29,6 +38,7 @@ class Outgoing:
         self._error: GraftError | None = None
         self._closed = False
         self._sequence = 0
+        self._feature_bytes = 0
         self.task: asyncio.Task[object] | None = None
         self.writing = False
 
@@ -40,11 +50,14 @@ class Outgoing:
         if self._closed:
             return True
         if self._waiting and (
-            len(self._waiting) >= MAX_EVENTS or now - self._waiting[0][0] > MAX_AGE_S
+            len(self._waiting) >= MAX_EVENTS
+            or self._feature_bytes > MAX_FEATURE_BYTES
+            or now - self._waiting[0][0] > MAX_AGE_S
         ):
             self.fail(Stalled("the draft service did not read its rounds in time"))
             return False
         self._waiting.append((now, event))
+        self._feature_bytes += _feature_bytes(event)
         self._changed.set()
         return True
 
@@ -55,6 +68,7 @@ class Outgoing:
         self._error = error
         self.close()
         self._waiting.clear()
+        self._feature_bytes = 0
         if self.writing and self.task is not None:
             self.task.cancel()
 
@@ -84,14 +98,18 @@ class Outgoing:
             await self._changed.wait()
         message = self._message()
         ranks: dict[int, int] = {}
+        num_bytes = 0
         while self._waiting:
             _, event = self._waiting[0]
-            rank = _RANK[type(event)]
-            if rank < ranks.get(event.session_id, 0):
+            rank, size = _RANK[type(event)], _feature_bytes(event)
+            full = num_bytes and size and num_bytes + size > _MESSAGE_BYTES
+            if full or rank < ranks.get(event.session_id, 0):
                 break
             ranks[event.session_id] = rank
+            num_bytes += size
             add_told(message, event)
             self._waiting.popleft()
+        self._feature_bytes -= num_bytes
         return message
 
     def _message(
@@ -100,3 +118,8 @@ class Outgoing:
         message = verify_pb2.RoundsResponse(sequence=self._sequence, welcome=welcome)
         self._sequence += 1
         return message
+
+
+def _feature_bytes(event: StreamEvent) -> int:
+    rows = event.rows if isinstance(event, FeaturesTold | CommitTold) else None
+    return 0 if rows is None else len(rows.payload)

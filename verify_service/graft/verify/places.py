@@ -98,6 +98,8 @@ class Places:
         """Takes a session's pages; it waits in front and is prefilled again from its prefix."""
         self.running.remove(session)
         _release(session)
+        if session.feed is not None:
+            session.feed.forget()
         session.phase = Phase.WAITING
         self.waiting.appendleft(session)
         self._tally.preemptions += 1

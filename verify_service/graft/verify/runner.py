@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from graft.kernels.ops import KvCache, Ops, StepRows
-from graft.verify.batch import build_batch
+from graft.verify.batch import Batch, build_batch
+from graft.verify.capture import CapturePlan, Capturer
 from graft.verify.choice import settle
 from graft.verify.step import Outcome, Step, StepTiming
 
@@ -31,8 +32,12 @@ class Model(Protocol):
 class Runner:
     """One target and its KV pool. One thread uses it."""
 
-    def __init__(self, model: Model, ops: Ops, kv: KvCache) -> None:
+    def __init__(
+        self, model: Model, ops: Ops, kv: KvCache, capturer: Capturer | None = None
+    ) -> None:
+        """capturer: takes out hidden states; without one, sessions must not want any."""
         self._model = model
+        self._capturer = capturer
         self._ops = ops
         self._kv = kv
 
@@ -46,11 +51,26 @@ class Runner:
         batch = build_batch(step, self._ops.device)
         if not len(batch.output_rows):
             # Unfinished chunks are run for their keys and values alone.
-            self._model.forward(batch.tokens, batch.rows, self._kv, _FIRST_ROW)
-            unfinished = [Outcome() for _ in step.works]
-            return unfinished, StepTiming(started, time.monotonic() - started, 0.0)
-        hidden = self._model.forward(batch.tokens, batch.rows, self._kv, batch.output_rows)
-        logits = self._model.logits(hidden)
-        forwarded = time.monotonic()
-        outcomes = settle(step, batch, logits, self._ops, self._kv)
+            _, taken = self._forward(step, batch, _FIRST_ROW)
+            forwarded = time.monotonic()
+            outcomes = [Outcome() for _ in step.works]
+        else:
+            hidden, taken = self._forward(step, batch, batch.output_rows)
+            logits = self._model.logits(hidden)
+            forwarded = time.monotonic()
+            outcomes = settle(step, batch, logits, self._ops, self._kv)
+        if taken is not None and self._capturer is not None:
+            outcomes = self._capturer.encode(step, *taken, outcomes)
         return outcomes, StepTiming(started, forwarded - started, time.monotonic() - forwarded)
+
+    def _forward(
+        self, step: Step, batch: Batch, output_rows: Tensor
+    ) -> tuple[Tensor, tuple[CapturePlan, Tensor] | None]:
+        """Final hidden states of the rows, and captured ones where somebody wants them."""
+        plan = None if self._capturer is None else self._capturer.plan(step)
+        if plan is None or self._capturer is None:
+            return self._model.forward(batch.tokens, batch.rows, self._kv, output_rows), None
+        hidden, captured = self._capturer.model.forward_capturing(
+            batch.tokens, batch.rows, self._kv, output_rows, plan.capture
+        )
+        return hidden, (plan, captured)

@@ -9,18 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graft.common.errors import Draining, GraftError, Overloaded
+from graft.common.features import FeatureSpec
 from graft.common.tree import Tree, root_only, trim
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 from graft.verify.audience import Audience
 from graft.verify.ending import Cut
 from graft.verify.events import Committed, Event, Failed, Finished, Opened, Timing
+from graft.verify.offer import FeatureOffer, FeatureWish
 from graft.verify.pages import PagePool
 from graft.verify.places import Places
+from graft.verify.recall import gaps, recalls, release
 from graft.verify.session import Phase, Session, Turn
 from graft.verify.share import share
 from graft.verify.shelf import PrefixName, Proposal
-from graft.verify.step import Chunk, Outcome, Round, Step, StepTiming, Work
+from graft.verify.step import Chunk, Outcome, Recall, Round, Step, StepTiming, Work
 from graft.verify.tally import Tally
 
 _GATHER_SHARE = 0.5
@@ -50,13 +53,16 @@ class Plan:
 class Scheduler:
     """The session table and the round machine. Not thread-safe: one thread calls it."""
 
-    def __init__(self, limits: SchedulerLimits, pool: PagePool) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, pool: PagePool, offer: FeatureOffer | None = None
+    ) -> None:
+        """offer: the hidden states that drafters can have."""
         self.limits = limits
         self.tally = Tally()
         self.draining = False
         self.places = Places(pool, limits.max_running, self.tally)
         self._sessions: dict[int, Session] = {}
-        self._audience = Audience(self.tally)
+        self._audience = Audience(self.tally, offer)
         self._step: Step | None = None
         self._step_s = 0.0
         self._idle_since = 0.0
@@ -92,6 +98,7 @@ class Scheduler:
             session.arrived = session.since = now
             self._sessions[session.session_id] = session
             places.waiting.append(session)
+            self._audience.opened(session)
             self._end_if_replayed_to_its_end(session)
             return
         self._happened(Failed(session.session_id, error))
@@ -112,21 +119,28 @@ class Scheduler:
         if session is not None:
             session.tree_deadline_s = tree_deadline_s
 
-    def join(self, stream: int, session_id: int, ticket: bytes) -> None:
-        """A draft service asks to attend a session."""
-        self._audience.join(stream, session_id, self._sessions.get(session_id), ticket)
+    def hello(self, stream: int, specs: tuple[FeatureSpec, ...]) -> None:
+        """A draft service says which hidden states its joins may ask for."""
+        self._audience.hello(stream, specs)
+
+    def join(
+        self, stream: int, session_id: int, ticket: bytes, wish: FeatureWish | None = None
+    ) -> None:
+        """A draft service asks to attend a session, and for hidden states of it."""
+        self._audience.join(stream, session_id, self._sessions.get(session_id), ticket, wish)
 
     def leave(self, stream: int, session_id: int) -> None:
         """A draft service no longer attends a session."""
         session = self._sessions.get(session_id)
         if session is not None and stream in session.streams:
-            session.leave(stream)
+            self._audience.leave(stream, session)
 
     def stream_gone(self, stream: int) -> None:
         """A draft service's stream ended."""
+        self._audience.gone(stream)
         for session in self._sessions.values():
             if stream in session.streams:
-                session.leave(stream)
+                self._audience.leave(stream, session)
 
     def offer(self, session_id: int, name: PrefixName, proposal: Proposal, now: float) -> None:
         """A draft service sends a tree, or says that it has none, for a prefix."""
@@ -171,15 +185,17 @@ class Scheduler:
             else:
                 turns.append((session, turn))
         deadline = min((session.deadline for session in awaited), default=None)
-        if not turns and not unfilled:
+        recalling = gaps(self.places)
+        if not turns and not unfilled and not recalling:
             return Plan(wake_at=deadline)
-        ready = [turn.decided for _, turn in turns] + [session.since for session in unfilled]
-        hold_until = self._hold_until(min(ready), awaited)
-        if deadline is not None and hold_until > now:
-            return Plan(wake_at=min(hold_until, deadline))
+        if turns or unfilled:
+            ready = [turn.decided for _, turn in turns] + [session.since for session in unfilled]
+            hold_until = self._hold_until(min(ready), awaited)
+            if deadline is not None and hold_until > now and not recalling:
+                return Plan(wake_at=min(hold_until, deadline))
         works = self._compose(turns, unfilled)
         if not works:
-            return self.plan(now)
+            return self.plan(now) if turns or unfilled else Plan(wake_at=deadline)
         for work in works:
             work.session.in_step = True
         self._step = Step(tuple(works))
@@ -190,10 +206,14 @@ class Scheduler:
         self._end_step(step, timing, now)
         for work, outcome in zip(step.works, outcomes, strict=True):
             session = work.session
+            if session.phase is Phase.FINISHED:
+                continue  # a recall of a session that its round has ended
             if session.cancelled:
                 self._finish(session, Cut((), FinishReason.FINISH_REASON_CANCELLED))
             elif outcome.error is not None:
                 self._fail(session, outcome.error)
+            elif isinstance(work, Recall):
+                self._note_recall(work, outcome)
             elif isinstance(work, Chunk) and not work.last:
                 self._advance_prefill(work, outcome)
             else:
@@ -203,7 +223,8 @@ class Scheduler:
         """Ends the sessions of a step that raised; what they wrote is not to be reused."""
         self._end_step(step, timing, now)
         for work in step.works:
-            self._fail(work.session, error)
+            if work.session.phase is not Phase.FINISHED:
+                self._fail(work.session, error)
 
     def check(self) -> None:
         """Asserts what holds between steps; linear in the state."""
@@ -233,7 +254,9 @@ class Scheduler:
         ]
         unfilled = [session for session in unfilled if session.phase is Phase.PREFILL]
         rows = self.limits.max_step_rows - len(placed)
+        recalling = gaps(self.places)
         due = sum(session.length - session.kv_length for session in unfilled)
+        due += sum(len(gap) for _, gap in recalling)
         decoding = any(session.phase is Phase.DECODING for session in self.places.running)
         chunk_rows = min(due, rows, self.limits.chunk_tokens if decoding else rows)
         works: list[Work] = [*self._rounds(placed, rows - chunk_rows)]
@@ -244,7 +267,7 @@ class Scheduler:
                 session.pages().check_writable(start, stop)
                 works.append(Chunk(session, start, stop))
                 chunk_rows -= count
-        return works
+        return [*works, *recalls(self.places, recalling, chunk_rows)]
 
     def _rounds(self, placed: list[tuple[Session, Turn]], rows: int) -> list[Round]:
         """The rounds of a step, with trees cut to budget, context, rows and pages."""
@@ -272,6 +295,8 @@ class Scheduler:
         self.tally.steps += 1
         for work in step.works:
             work.session.in_step = False
+            if isinstance(work, Recall):
+                release(self.places, work)
 
     def _advance_prefill(self, chunk: Chunk, outcome: Outcome) -> None:
         session = chunk.session
@@ -279,8 +304,15 @@ class Scheduler:
         session.prompt_logprobs.extend(outcome.prompt_logprobs)
         session.pages().publish(session.prefix.tokens, session.kv_length)
         self.tally.prefilled += chunk.num_rows
+        self._audience.captured(session, outcome.features)
+        self._audience.tell_features(session)
 
-    def _commit(self, work: Work, outcome: Outcome, timing: Timing, now: float) -> None:
+    def _note_recall(self, recall: Recall, outcome: Outcome) -> None:
+        self.tally.recalled += recall.num_rows
+        self._audience.captured(recall.session, outcome.features)
+        self._audience.tell_features(recall.session)
+
+    def _commit(self, work: Chunk | Round, outcome: Outcome, timing: Timing, now: float) -> None:
         session = work.session
         reason = PlainReason.PLAIN_REASON_PREFILL
         num_drafted, depth = 0, 0
@@ -292,6 +324,7 @@ class Scheduler:
             num_drafted, depth = work.tree.num_nodes - 1, work.tree.max_depth
             session.num_rounds += 1
             session.num_drafted += num_drafted
+        self._audience.captured(session, outcome.features)
         used = session.name
         cut, dead = session.commit(outcome.tokens, outcome.accepted, now)
         session.phase = Phase.DECODING
@@ -378,7 +411,7 @@ def _within_room(tree: Tree | None, session: Session) -> Tree:
 def _timing(work: Work, timing: StepTiming, num_rows: int) -> Timing:
     """Where the time of one round went, before its commit moves the session on."""
     forward_s, choice_s = timing.forward_s, timing.choice_s
-    if isinstance(work, Chunk):
+    if not isinstance(work, Round):
         return Timing(forward_s=forward_s, choice_s=choice_s, num_rows=num_rows)
     turn = work.turn
     return Timing(

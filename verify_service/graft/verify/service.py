@@ -33,7 +33,7 @@ from graft.verify.events import (
     Opened,
     SessionEvent,
 )
-from graft.verify.incoming import Identity, check_hello, command_of
+from graft.verify.incoming import Identity, announced, check_hello, command_of
 from graft.verify.metrics import VerifyMetrics
 from graft.verify.outgoing import Outgoing
 from graft.verify.scheduler import Scheduler
@@ -181,6 +181,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         if not first.HasField("hello"):
             raise ProtocolBroken("the first message of Rounds must hold hello", field="hello")
         check_hello(first.hello, serving.identity)
+        specs = announced(first.hello)
         stream = next(self._stream_numbers)
         outgoing = self._streams[stream] = Outgoing()
         outgoing.task = asyncio.current_task()
@@ -188,6 +189,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         try:
             yield outgoing.welcome(self._describe(serving))
             first.ClearField("hello")
+            serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
             self._read(self._read_rounds(first, request_iterator, stream, serving))
             while (message := await outgoing.next()) is not None:
                 outgoing.writing = True

@@ -19,6 +19,7 @@ from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import PlainReason
 from graft.verify.ending import Cut, Ending
 from graft.verify.events import TokenLogprob
+from graft.verify.features import Feed
 from graft.verify.pages import PageTable
 from graft.verify.shelf import PrefixName, Proposal, Shelf
 
@@ -95,6 +96,7 @@ class Session:
         self.cancelled = False
         self.streams: set[int] = set()
         self.told: set[int] = set()
+        self.feed: Feed | None = None
         self.shelf = Shelf(max_trees)
         self.tree_deadline_s = request.tree_deadline_s
         self.since = 0.0

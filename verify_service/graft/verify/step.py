@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graft.common.errors import GraftError
-from graft.common.tree import Tree
+from graft.common.features import FeatureSpec
+from graft.common.tree import IntArray, Tree
 from graft.verify.events import TokenLogprob
 from graft.verify.session import Session, Turn
 
@@ -43,12 +44,32 @@ class Round:
         return self.tree.num_nodes
 
 
-Work = Chunk | Round
+@dataclass(frozen=True, slots=True, eq=False)
+class Recall:
+    """Committed tokens start..stop-1, run once more for the hidden states that a drafter missed.
+
+    They read the keys that are there; their own go to `write_slots` on `pages`, which nobody reads,
+    so that neither this session nor one that shares its pages can change by a bit.
+    """
+
+    session: Session
+    start: int
+    stop: int
+    pages: tuple[int, ...]
+    write_slots: IntArray
+
+    @property
+    def num_rows(self) -> int:
+        """Rows it takes in the step."""
+        return self.stop - self.start
+
+
+Work = Chunk | Round | Recall
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What one forward runs; no session appears twice."""
+    """What one forward runs; no session has two chunks or rounds, a recall may go beside them."""
 
     works: tuple[Work, ...]
 
@@ -59,10 +80,23 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """Rows of hidden states as they are sent, of positions from `start` on.
+
+    payload is None when a state was not a finite number, which no codec writes.
+    """
+
+    spec: FeatureSpec
+    start: int
+    payload: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a work came to: the target's tokens along the accepted path, its own token last.
 
-    tokens is empty for a chunk that is not the last. logprobs has one entry a token when asked for.
+    tokens is empty for a chunk that is not the last, and for a recall. logprobs has one entry a
+    token when asked for. nodes: of a round, the nodes of the accepted path, root first.
     """
 
     tokens: tuple[int, ...] = ()
@@ -70,6 +104,8 @@ class Outcome:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: GraftError | None = None
+    nodes: tuple[int, ...] = ()
+    features: tuple[Captured, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

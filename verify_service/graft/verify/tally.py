@@ -11,7 +11,10 @@ from graft.v1.verify_pb2 import FinishReason, PlainReason
 
 @dataclass(slots=True)
 class Tally:
-    """Counters that only grow. pushed: hit, miss or stale, of trees sent before they were asked."""
+    """Counters that only grow. pushed: hit, miss or stale, of trees sent before they were asked.
+
+    feature_bytes, feature_rows: hidden states sent, with commits ("commit") and beside ("prefix").
+    """
 
     rounds: Counter[str] = field(default_factory=Counter)
     plain: Counter[PlainReason.ValueType] = field(default_factory=Counter)
@@ -27,6 +30,9 @@ class Tally:
     draft_timeouts: int = 0
     preemptions: int = 0
     failures: int = 0
+    recalled: int = 0
+    feature_bytes: Counter[str] = field(default_factory=Counter)
+    feature_rows: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     streams_dropped: int = 0
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graft.common.sampling import sampling_to_proto
-from graft.v1 import verify_pb2
+from graft.v1 import features_pb2, verify_pb2
 from graft.verify.events import (
     ClosedTold,
     Committed,
     CommitTold,
+    FeaturesTold,
     Finished,
     PrefixTold,
     RefusalTold,
+    Rows,
     StreamEvent,
     Timing,
     TokenLogprob,
@@ -48,6 +50,8 @@ def finished_message(event: Finished) -> verify_pb2.SessionFinished:
 def add_told(message: verify_pb2.RoundsResponse, event: StreamEvent) -> None:
     """In place: appends one event to the message for a draft service."""
     match event:
+        case FeaturesTold():
+            message.features.add(session_id=event.session_id, rows=_rows(event.rows))
         case PrefixTold():
             message.prefixes.add(
                 session_id=event.session_id,
@@ -65,6 +69,7 @@ def add_told(message: verify_pb2.RoundsResponse, event: StreamEvent) -> None:
                 prefix_digest=event.prefix_digest,
                 accepted_count=event.accepted,
                 node_count=event.num_drafted,
+                features=None if event.rows is None else _rows(event.rows),
             )
         case RefusalTold():
             message.refusals.add(
@@ -74,6 +79,12 @@ def add_told(message: verify_pb2.RoundsResponse, event: StreamEvent) -> None:
             )
         case ClosedTold():
             message.closed.add(session_id=event.session_id, error=event.error)
+
+
+def _rows(rows: Rows) -> features_pb2.FeatureRows:
+    return features_pb2.FeatureRows(
+        start_position=rows.start, row_count=rows.count, payload=rows.payload
+    )
 
 
 def _timing(timing: Timing) -> verify_pb2.RoundTiming:
