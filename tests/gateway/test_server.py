@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from graft.common.errors import InvalidArgument, ModelNotFound
-from graft.gateway.answer import Delta
+from graft.gateway.job import Delta
 from graft.gateway.rest.sse import Pacing
 from graft.gateway.server import GatewayServer
 from graft.gateway.settings import GatewaySettings
@@ -142,3 +142,16 @@ async def test_a_signal_drains_and_ends_with_zero(tmp_path: Path) -> None:
         assert (await task).json()["choices"][0]["text"] == "abcdefgh"
         assert await process.wait() == 0
     await verify.stop()
+
+
+async def test_a_signal_is_heard_from_the_first_moment_the_port_answers(tmp_path: Path) -> None:
+    async with gateway_process(tmp_path, "127.0.0.1:1") as (url, process):
+        port = int(url.rpartition(":")[2])
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+        writer.close()

@@ -27,8 +27,11 @@ def run(settings: GatewaySettings) -> None:
 
 async def _serve(settings: GatewaySettings) -> None:
     server = GatewayServer(settings)
+    # Handlers come first: a supervisor may stop us as soon as we are seen to listen.
+    arrived = asyncio.create_task(wait_for_signal())
+    await asyncio.sleep(0)
     await server.start()
-    name = await wait_for_signal()
+    name = await arrived
     _log.info("draining", signal=name)
     await server.stop(settings.drain_s)
     _log.info("stopped")

@@ -32,7 +32,9 @@ def run(settings: VerifySettings) -> None:
 
 async def _serve(settings: VerifySettings) -> None:
     server = VerifyServer(settings)
+    # Handlers come first: a supervisor may stop us as soon as we are seen to listen.
     stopped = asyncio.ensure_future(wait_for_signal())
+    await asyncio.sleep(0)
     await server.start()
     ready = asyncio.ensure_future(server.ready())
     try:
