@@ -12,17 +12,16 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
-
 from graft.common import log
-from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import Draining, ModelNotFound, NoReplica, Overloaded
 from graft.common.model_files import resolve, tokenizer_digest
-from graft.gateway.answer import Answer, ChoiceEvent, Job
+from graft.gateway.answer import Answer
 from graft.gateway.attend import Attendants, DraftReplicas
 from graft.gateway.chat_template import ChatTemplate
 from graft.gateway.generation import Limits, Services, VerifyReplicas
+from graft.gateway.job import ChoiceEvent, Job
 from graft.gateway.metrics import Level, Metrics
+from graft.gateway.pairing import draft_pairing, verify_pairing
 from graft.gateway.prepare import (
     Asked,
     ChosenTier,
@@ -32,16 +31,15 @@ from graft.gateway.prepare import (
     proposers_of,
 )
 from graft.gateway.record import tier_body
-from graft.gateway.replicas import Pairing, Replicas, State, Watch
+from graft.gateway.replicas import Replicas, State, Watch
 from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationField
 from graft.gateway.settings import GatewaySettings
 from graft.gateway.streams import Closings
 from graft.gateway.tokenizer import Tokenizer
-from graft.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from graft.v1 import draft_pb2
 
 _log = log.get("gateway")
 _RETRY_AFTER_S = 1.0
-_MICROS = 1e-6
 _LAST_WORDS_S = 1.0
 
 
@@ -78,20 +76,20 @@ class Gateway:
         self.metrics = Metrics()
         self.closings = Closings()
         self._names = {self.model, files.name, settings.model}
-        self._digest = tokenizer_digest(files.folder)
+        digest = tokenizer_digest(files.folder)
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         watch = Watch(settings.poll_s, settings.silent_s, settings.stall_s, settings.resolve_s)
         tls, insecure = settings.tls(), settings.insecure
         self.verify: VerifyReplicas = Replicas(
-            Pairing("verify", _describe_verify, self._verify_differs, _progress_age_s),
+            verify_pairing(self.model, digest, lambda: self.verify),
             watch,
             tls=tls,
             plaintext_ok=insecure,
         )
         self.drafts: DraftReplicas = Replicas(
-            Pairing("draft", _describe_draft, self._draft_differs, lambda _: 0.0),
+            draft_pairing(self.model, digest),
             watch,
             tls=tls,
             plaintext_ok=insecure,
@@ -266,38 +264,6 @@ class Gateway:
             "tiers": [tier_body(self.tier(proposer.name).tier) for proposer in proposers],
         }
 
-    def _verify_differs(
-        self, address: str, described: verify_pb2.VerifyServiceDescribeResponse
-    ) -> str | None:
-        if described.protocol_revision != PROTOCOL_REVISION:
-            return _revision(described.protocol_revision)
-        if described.tokenizer_digest and described.tokenizer_digest != self._digest:
-            return (
-                f"its tokenizer is {described.tokenizer_digest[:12]} ({described.model_id}), "
-                f"ours is {self._digest[:12]} ({self.model})"
-            )
-        for replica in self.verify:
-            known = replica.description
-            if replica.address == address or not replica.usable or known is None:
-                continue
-            if known.model_id != described.model_id:
-                return f"it serves {described.model_id}, {replica.address} serves {known.model_id}"
-        return None
-
-    def _draft_differs(
-        self, _: str, described: draft_pb2.DraftServiceDescribeResponse
-    ) -> str | None:
-        if described.protocol_revision != PROTOCOL_REVISION:
-            return _revision(described.protocol_revision)
-        if described.tokenizer_digest and described.tokenizer_digest != self._digest:
-            return (
-                f"its tokenizer is {described.tokenizer_digest[:12]}, "
-                f"ours is {self._digest[:12]} ({self.model})"
-            )
-        if not described.proposers:
-            return "it has no proposers"
-        return None
-
     def _watch_levels(self) -> None:
         self.metrics.watch(
             Level("graft_kv_pages", "Pages of the KV pools", "state", self._kv_pages)
@@ -337,27 +303,3 @@ class Gateway:
             "attended": self.attendants.num_sessions,
             "closing": self.closings.num_pending,
         }
-
-
-def _revision(theirs: int) -> str:
-    return f"it speaks protocol revision {theirs}, ours is {PROTOCOL_REVISION}"
-
-
-async def _describe_verify(
-    channel: grpc.aio.Channel, timeout_s: float
-) -> verify_pb2.VerifyServiceDescribeResponse:
-    return await verify_pb2_grpc.VerifyServiceStub(channel).Describe(
-        verify_pb2.VerifyServiceDescribeRequest(), timeout=timeout_s
-    )
-
-
-async def _describe_draft(
-    channel: grpc.aio.Channel, timeout_s: float
-) -> draft_pb2.DraftServiceDescribeResponse:
-    return await draft_pb2_grpc.DraftServiceStub(channel).Describe(
-        draft_pb2.DraftServiceDescribeRequest(), timeout=timeout_s
-    )
-
-
-def _progress_age_s(described: verify_pb2.VerifyServiceDescribeResponse) -> float:
-    return described.last_progress_micros * _MICROS

@@ -6,32 +6,20 @@ lost with its replica goes on at another one, from the same seed and position.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
-
-import grpc
-import grpc.aio
 
 from graft.common import log
-from graft.common.errors import (
-    Draining,
-    GraftError,
-    NoReplica,
-    Overloaded,
-    SessionNotFound,
-    Stalled,
-)
+from graft.common.errors import Draining, GraftError, NoReplica, Stalled
 from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
-from graft.common.server import error_from_call
 from graft.common.tier import Tier
 from graft.gateway import placement
 from graft.gateway.attend import Attendants
 from graft.gateway.metrics import Metrics
-from graft.gateway.replicas import Replica, Replicas
+from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
+from graft.gateway.replicas import Replicas
 from graft.gateway.streams import Closings
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.verify_pb2 import FinishReason, PlainReason
@@ -40,9 +28,7 @@ _log = log.get("generation")
 _RETRY_AFTER_S = 1.0
 _MAX_FRUITLESS_LOSSES = 5
 
-VerifyReplica = Replica[verify_pb2.VerifyServiceDescribeResponse]
 VerifyReplicas = Replicas[verify_pb2.VerifyServiceDescribeResponse]
-_Call = grpc.aio.StreamStreamCall[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +89,6 @@ class Ended:
 Event = Opened | Committed | Ended
 
 
-class _Lost(Exception):
-    """The replica, or the stream to it, is gone; the session may go on elsewhere."""
-
-
-class _Elsewhere(Exception):
-    """The replica is healthy and will not take the session now."""
-
-    def __init__(self, error: GraftError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """What every choice shares."""
@@ -166,11 +140,11 @@ class Generation:
                         yield event
                         if isinstance(event, Ended):
                             return
-            except _Elsewhere as elsewhere:
+            except Elsewhere as elsewhere:
                 refusal = elsewhere.error
                 declined.add(replica.address)
                 continue
-            except _Lost as loss:
+            except Lost as loss:
                 now = time.monotonic()
                 self._lost_at[replica.address] = now
                 self._services.verify.suspect(replica)
@@ -267,10 +241,10 @@ class Generation:
         description = replica.description
         assert description is not None
         tier = self._plan.tier.within(description.max_nodes, description.max_depth)
-        call: _Call = verify_pb2_grpc.VerifyServiceStub(replica.channel).Generate(
+        call: Call = verify_pb2_grpc.VerifyServiceStub(replica.channel).Generate(
             None, timeout=left_s
         )
-        reader = _Reader(call, replica, self._limits.progress_s)
+        reader = Reader(call, replica, self._limits.progress_s)
         session: int | None = None
         ended = False
         replica.num_sessions += 1
@@ -319,6 +293,11 @@ class Generation:
                 f"the verify replica committed {len(tokens)} tokens to length "
                 f"{message.prefix_length}, expected {length}"
             )
+        if not message.accepted_count <= min(len(tokens), message.node_count):
+            raise GraftError(
+                f"the verify replica accepted {message.accepted_count} of {message.node_count} "
+                f"drafted tokens in a commit of {len(tokens)}"
+            )
         if self._plan.want_logprobs and len(message.logprobs) != len(tokens):
             raise GraftError(
                 f"{len(message.logprobs)} log-probabilities came for {len(tokens)} tokens"
@@ -346,90 +325,6 @@ class Generation:
 
     def _too_long(self) -> Stalled:
         return Stalled(f"the request ran longer than {self._limits.request_s:g} s")
-
-
-class _Reader:
-    """Reads one Generate stream in order, with a watchdog. Errors come out sorted by remedy."""
-
-    def __init__(self, call: _Call, replica: VerifyReplica, progress_s: float) -> None:
-        self.pending: asyncio.Future[Any] | None = None
-        self._call = call
-        self._replica = replica
-        self._lost = replica.lost
-        self._progress_s = progress_s
-        self._sequence = 0
-
-    async def write(self, message: verify_pb2.GenerateRequest) -> None:
-        """Sends the first message. A failure shows in the first read, with its status."""
-        writing = asyncio.ensure_future(self._call.write(message))
-        await asyncio.wait(
-            {writing, self._lost},
-            timeout=self._progress_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not writing.done():
-            writing.cancel()
-            raise _Lost("the open message could not be sent")
-        if not writing.cancelled():
-            writing.exception()
-
-    async def next(self, deadline: float, *, started: bool) -> verify_pb2.GenerateResponse:
-        """The next message.
-
-        Raises:
-            _Lost: the stream broke or ended early, or the replica was given up.
-            _Elsewhere: the replica is full or draining.
-            GraftError: anything that another replica would not mend.
-        """
-        left_s = deadline - time.monotonic()
-        limit_s = min(left_s, self._progress_s) if started else left_s
-        read: asyncio.Future[Any] = asyncio.ensure_future(self._call.read())
-        self.pending = read
-        await asyncio.wait(
-            {read, self._lost}, timeout=max(0.0, limit_s), return_when=asyncio.FIRST_COMPLETED
-        )
-        if not read.done():
-            if self._lost.done():
-                raise _Lost(self._replica.detail or "the replica was given up")
-            raise Stalled(f"no token came for {limit_s:.1f} s", retry_after_s=_RETRY_AFTER_S)
-        self.pending = None
-        if read.cancelled():
-            raise _Lost("CANCELLED")
-        failure = read.exception()
-        if isinstance(failure, grpc.aio.AioRpcError):
-            raise _sorted_error(failure, opened=self._sequence > 0) from None
-        if failure is not None:
-            raise _Lost(str(failure))
-        message = read.result()
-        if not isinstance(message, verify_pb2.GenerateResponse):
-            raise _Lost("the stream ended without a finish")
-        if message.sequence != self._sequence:
-            raise GraftError(
-                f"message {message.sequence} of the verify replica came in place of "
-                f"{self._sequence}"
-            )
-        self._sequence += 1
-        self._replica.heard()
-        return message
-
-
-def _sorted_error(failure: grpc.aio.AioRpcError, *, opened: bool) -> Exception:
-    """What a failed stream means for the choice."""
-    error = error_from_call(failure)
-    if isinstance(error, (Overloaded, Draining)):
-        return _Lost(str(error)) if opened else _Elsewhere(error)
-    if isinstance(error, SessionNotFound):
-        return _Lost("SESSION_NOT_FOUND")
-    if error is not None:
-        return error
-    code = failure.code()
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Stalled("the request ran longer than its deadline")
-    if code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-        return GraftError(f"the verify replica refused the session: {failure.details()}")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return GraftError("the verify replica does not speak this protocol")
-    return _Lost(code.name)
 
 
 def _num_sessions(replica: VerifyReplica) -> int:

@@ -19,9 +19,9 @@ from graft.common.errors import (
 from graft.common.noise import derive_seed
 from graft.common.sampling import Sampling, StopRule
 from graft.common.tier import OFF, Tier, tier_from_proto
-from graft.gateway.answer import ChoicePlan, Job
 from graft.gateway.chat_template import ChatTemplate
 from graft.gateway.generation import Plan
+from graft.gateway.job import ChoicePlan, Job
 from graft.gateway.request import (
     ChatMessage,
     ChatRequest,

@@ -13,17 +13,10 @@ import grpc.aio
 
 from graft.common.errors import GraftError, NoReplica
 from graft.common.tier import tier_to_proto
-from graft.gateway.answer import (
-    Answer,
-    ChoiceEvent,
-    Collected,
-    Delta,
-    Finished,
-    Job,
-    Started,
-)
+from graft.gateway.answer import Answer
 from graft.gateway.core import Gateway
 from graft.gateway.info import server_info, server_version
+from graft.gateway.job import ChoiceEvent, Collected, Delta, Finished, Job, Started
 from graft.gateway.keys import Keys
 from graft.gateway.prepare import Asked
 from graft.gateway.request import TokenizeRequest, token_ids

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from graft.common.errors import InvalidArgument
 from graft.common.tier import tier_to_proto
-from graft.gateway.answer import Tally
+from graft.gateway.job import Tally
 from graft.gateway.request import ChatRequest, CompletionRequest, Fields, first_error
 from graft.v1 import gateway_pb2
 

@@ -10,8 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from graft.gateway.answer import Answer, Collected, Delta, Finished, Started
+from graft.gateway.answer import Answer
 from graft.gateway.core import Gateway
+from graft.gateway.job import Collected, Delta, Finished, Started
 from graft.gateway.request import ChatRequest
 from graft.gateway.rest import shapes
 from graft.gateway.rest.context import (

@@ -10,8 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from graft.gateway.answer import Answer, Delta, Finished, Started
+from graft.gateway.answer import Answer
 from graft.gateway.core import Gateway
+from graft.gateway.job import Delta, Finished, Started
 from graft.gateway.request import CompletionRequest
 from graft.gateway.rest import shapes
 from graft.gateway.rest.context import (

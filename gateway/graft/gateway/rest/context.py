@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from graft.gateway.answer import Answer, ChoiceEvent, Collected
+from graft.gateway.answer import Answer
 from graft.gateway.core import Gateway
+from graft.gateway.job import ChoiceEvent, Collected
 from graft.gateway.prepare import Asked
 from graft.gateway.request import Fields
 from graft.gateway.rest.follow import Following

@@ -9,7 +9,7 @@ from typing import Self
 from starlette.requests import Request
 from starlette.types import Receive
 
-from graft.gateway.answer import ChoiceEvent
+from graft.gateway.job import ChoiceEvent
 from graft.gateway.streams import settle
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from graft.gateway.answer import PromptLogprob, Tally
+from graft.gateway.job import PromptLogprob, Tally
 from graft.gateway.text import Emitted, Logprob, shown
 from graft.gateway.tokenizer import Tokenizer
 

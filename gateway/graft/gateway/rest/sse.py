@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from graft.common import log
 from graft.common.errors import GraftError
-from graft.gateway.answer import ChoiceEvent, Delta, Finished, Started
+from graft.gateway.job import ChoiceEvent, Delta, Finished, Started
 from graft.gateway.rest.errors import error_body
 from graft.gateway.rest.follow import ClientGone, Following
 

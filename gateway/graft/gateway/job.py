@@ -1,0 +1,110 @@
+"""A request on its way through the gateway: the job, and the events of its answer. Only values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from graft.common.tier import OFF, Tier
+from graft.gateway.generation import Plan
+from graft.gateway.record import SpeculationRecord
+from graft.gateway.text import Emitted, Logprob, Piece, StopStrings
+
+Reason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """One choice of a request: `plan` has its own seed already."""
+
+    plan: Plan
+    stops: StopStrings
+    skip_specials: bool = True
+    discard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, checked and tokenized: its choices in the order of their index.
+
+    `prompt_sizes` counts every prompt once, however many choices it has. `tier_label` is a word
+    for metrics, drawn from a small set.
+    """
+
+    request_id: str
+    choices: tuple[ChoicePlan, ...]
+    prompt_sizes: tuple[int, ...]
+    num_per_prompt: int = 1
+    tier: Tier = OFF
+    tier_label: str = "off"
+    inactive_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """Log-probability of a prompt token; the first one has none."""
+
+    token: int
+    logprob: Logprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A choice's session is open."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text and tokens of a choice that may leave now."""
+
+    index: int
+    piece: Piece
+    prompt: tuple[PromptLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a choice. `stop` is the stop string or id that was met, if it was one."""
+
+    index: int
+    reason: Reason
+    stop: str | int | None
+
+
+ChoiceEvent = Started | Delta | Finished
+
+
+@dataclass(slots=True)
+class Collected:
+    """One choice of an answer that is not streamed."""
+
+    text: str = ""
+    tokens: list[Emitted] = field(default_factory=list)
+    prompt: Sequence[PromptLogprob] = ()
+    reason: Reason = "length"
+    stop: str | int | None = None
+
+    def take(self, event: ChoiceEvent) -> None:
+        """Adds an event of this choice, in place."""
+        match event:
+            case Started():
+                pass
+            case Delta(_, piece, prompt):
+                self.text += piece.text
+                self.tokens += piece.tokens
+                self.prompt = self.prompt or prompt
+            case Finished(_, reason, stop):
+                self.reason, self.stop = reason, stop
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a request has cost so far; exact at every event."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+    record: SpeculationRecord = field(default_factory=SpeculationRecord)
