@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from graft.common import log
-from graft.common.errors import InvalidArgument
+from graft.common.errors import InvalidArgument, Mismatch
 from graft.common.model_cache import Progress
+from graft.common.projection import Projection, read_projection
 from graft.kernels.ops import KvCache, Ops, select
 from graft.models.config import DecoderConfig
 from graft.models.load import (
@@ -34,6 +35,7 @@ class Loaded:
     ops: Ops
     kv: KvCache
     plan: MemoryPlan
+    projections: tuple[Projection, ...] = ()
 
     def new_pool(self) -> PagePool:
         """The bookkeeping of an empty KV pool."""
@@ -46,6 +48,7 @@ def load(settings: VerifySettings, progress: Progress) -> Loaded:
 
     Raises:
         InvalidArgument: a limit contradicts the model, or the memory does not suffice.
+        Mismatch: the projection in fused_features was made for another target.
         ModelNotFound, Unsupported: as `resolve_for`, `storage_of`, `select` and `load_target`.
     """
     ops = select(settings.device, settings.threads, settings.kernels)
@@ -75,7 +78,22 @@ def load(settings: VerifySettings, progress: Progress) -> Loaded:
         )
         context = plan.kv_tokens
     target = load_target(files, ops, progress, context, storage)
-    return Loaded(target, ops, _kv_cache(config, plan, settings.page_tokens, ops), plan)
+    kv = _kv_cache(config, plan, settings.page_tokens, ops)
+    return Loaded(target, ops, kv, plan, _projections(settings, config))
+
+
+def _projections(settings: VerifySettings, config: DecoderConfig) -> tuple[Projection, ...]:
+    if settings.fused_features is None:
+        return ()
+    projection = read_projection(settings.fused_features)
+    highest = max(projection.layers)
+    if projection.hidden_size != config.hidden_size or highest > config.num_layers:
+        raise Mismatch(
+            f"{settings.fused_features} takes states of {projection.hidden_size} values up to "
+            f"number {highest}, the target has {config.hidden_size} and {config.num_layers}",
+            field="fused_features",
+        )
+    return (projection,)
 
 
 def _kv_cache(config: DecoderConfig, plan: MemoryPlan, page_tokens: int, ops: Ops) -> KvCache:
@@ -106,4 +124,5 @@ def _demand(settings: VerifySettings) -> Demand:
         max_nodes=settings.max_nodes,
         max_trees=settings.max_trees,
         max_running=settings.max_running,
+        feature_bytes=settings.feature_memory_mb << 20,
     )

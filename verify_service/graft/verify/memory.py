@@ -36,7 +36,10 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the settings ask for. kv_tokens of 0 leaves the choice to the plan."""
+    """What the settings ask for. kv_tokens of 0 leaves the choice to the plan.
+
+    feature_bytes: room for hidden states that are kept for drafters.
+    """
 
     kv_tokens: int
     page_tokens: int
@@ -44,6 +47,7 @@ class Demand:
     max_nodes: int
     max_trees: int
     max_running: int
+    feature_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ class MemoryPlan:
     step_bytes: int
     tree_bytes: int
     budget_bytes: int
+    feature_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All shares together."""
-        return self.weight_bytes + self.kv_bytes + self.step_bytes + self.tree_bytes
+        shares = (self.weight_bytes, self.kv_bytes, self.step_bytes, self.tree_bytes)
+        return sum(shares) + self.feature_bytes
 
     def lines(self) -> list[dict[str, str]]:
         """The shares as the lines of a table, for the log at start."""
@@ -69,6 +75,7 @@ class MemoryPlan:
             (f"KV of {self.kv_tokens} tokens", self.kv_bytes),
             ("step buffers", self.step_bytes),
             ("candidate trees", self.tree_bytes),
+            ("drafters' features", self.feature_bytes),
             ("total", self.total_bytes),
             ("budget", self.budget_bytes),
         ]
@@ -92,7 +99,8 @@ def plan_memory(sizes: ModelSizes, demand: Demand, budget_bytes: int) -> MemoryP
 
     Raises:
         InvalidArgument: it does not fit; the sentence names the first number of this order whose
-            lowering alone mends it: kv_tokens, max_step_rows, max_nodes, max_running.
+            lowering alone mends it: kv_tokens, max_step_rows, max_nodes, max_running,
+            feature_memory_mb.
     """
     least = demand.page_tokens * _LEAST_PAGES
     if demand.kv_tokens:
@@ -127,6 +135,7 @@ def _plan(sizes: ModelSizes, demand: Demand, kv_tokens: int, budget_bytes: int) 
         step_bytes=_FLOAT * (activations + logits + paths),
         tree_bytes=demand.max_running * demand.max_trees * demand.max_nodes * _NODE_BYTES,
         budget_bytes=budget_bytes,
+        feature_bytes=demand.feature_bytes,
     )
 
 
@@ -152,6 +161,12 @@ def _advice(sizes: ModelSizes, demand: Demand, plan: MemoryPlan, least: int) -> 
         ),
         ("max_nodes", demand.max_nodes, 1, lambda n: replace(demand, max_nodes=n)),
         ("max_running", demand.max_running, 1, lambda n: replace(demand, max_running=n)),
+        (
+            "feature_memory_mb",
+            demand.feature_bytes >> 20,
+            0,
+            lambda n: replace(demand, feature_bytes=n << 20),
+        ),
     ]
     for name, value, low, changed in steps:
         most = _greatest(

@@ -13,11 +13,13 @@ from graft.common.model_cache import Progress
 from graft.common.server import GrpcServer
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.verify.capture import Capturer
 from graft.verify.door import Door
 from graft.verify.engine import Engine
 from graft.verify.incoming import Identity
 from graft.verify.loading import Loaded, load
 from graft.verify.metrics import VerifyMetrics
+from graft.verify.offer import FeatureOffer
 from graft.verify.runner import Runner
 from graft.verify.scheduler import Scheduler, SchedulerLimits
 from graft.verify.self_check import check_target
@@ -155,8 +157,16 @@ class VerifyServer:
             max_step_rows=settings.max_step_rows,
             chunk_tokens=settings.chunk_tokens,
         )
-        scheduler = Scheduler(limits, pool)
-        engine = Engine(scheduler, Runner(target.decoder, loaded.ops, loaded.kv), service.deliver)
+        capturer = Capturer(target.decoder, loaded.ops, loaded.projections)
+        offer = FeatureOffer(
+            hidden_size=target.config.hidden_size,
+            num_layers=target.config.num_layers,
+            share_bytes=loaded.plan.feature_bytes // settings.max_running,
+            projections=capturer.shapes,
+        )
+        scheduler = Scheduler(limits, pool, offer)
+        runner = Runner(target.decoder, loaded.ops, loaded.kv, capturer)
+        engine = Engine(scheduler, runner, service.deliver)
         service.serve(
             Serving(
                 engine=engine,
@@ -165,7 +175,7 @@ class VerifyServer:
                 ),
                 limits=TreeLimits(settings.max_nodes, settings.max_depth, target.vocab_size),
                 identity=Identity(target.vocab_size, target.tokenizer_digest),
-                description=self._description(loaded),
+                description=self._description(loaded, offer),
                 max_trees=settings.max_trees,
             )
         )
@@ -185,7 +195,9 @@ class VerifyServer:
             max_running=settings.max_running,
         )
 
-    def _description(self, loaded: Loaded) -> verify_pb2.VerifyServiceDescribeResponse:
+    def _description(
+        self, loaded: Loaded, offer: FeatureOffer
+    ) -> verify_pb2.VerifyServiceDescribeResponse:
         settings, target = self.settings, loaded.target
         return verify_pb2.VerifyServiceDescribeResponse(
             model_id=target.name,
@@ -201,6 +213,7 @@ class VerifyServer:
             max_running_sessions=settings.max_running,
             hidden_size=target.config.hidden_size,
             layer_count=target.config.num_layers,
+            features=offer.message(),
         )
 
     async def _watch(self, server: GrpcServer, service: VerifyService) -> None:
