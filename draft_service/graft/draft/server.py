@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graft.common import log, metrics
 from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
@@ -15,6 +15,7 @@ from graft.common.server import GrpcServer
 from graft.draft.engine import Engine, Outcome
 from graft.draft.link import Pairing
 from graft.draft.links import Links
+from graft.draft.loading import MODEL_PROPOSERS, ModelLoader
 from graft.draft.metrics import DraftMetrics
 from graft.draft.pairing import hello_of
 from graft.draft.proposers.base import Proposer
@@ -29,9 +30,7 @@ _SERVICE = "graft.v1.DraftService"
 _ENGINE_STOP_S = 1.0
 _WATCH_MAX_S = 1.0
 
-MAKERS: dict[str, Callable[[DraftSettings], Proposer]] = {
-    "ngram": lambda settings: NgramProposer(settings.ngram),
-}
+PROPOSERS = ("ngram", *MODEL_PROPOSERS)
 
 
 def make_proposers(settings: DraftSettings) -> list[Proposer]:
@@ -39,17 +38,20 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
 
     Raises:
         InvalidArgument: a name is unknown or given twice.
+        ModelNotFound, Unsupported, Mismatch: a checkpoint cannot be used.
     """
     made: dict[str, Proposer] = {}
-    for name in settings.proposers:
-        if name not in MAKERS:
-            close = difflib.get_close_matches(name, MAKERS, n=1) or sorted(MAKERS)
+    models = ModelLoader(settings)
+    for word in settings.proposers:
+        name, _, path = word.partition("=")
+        if name not in PROPOSERS:
+            close = difflib.get_close_matches(name, PROPOSERS, n=1) or PROPOSERS
             raise InvalidArgument(
                 f"unknown proposer {name!r}; did you mean {close[0]}?", field="proposers"
             )
         if name in made:
             raise InvalidArgument(f"proposer {name} is named twice", field="proposers")
-        made[name] = MAKERS[name](settings)
+        made[name] = NgramProposer(settings.ngram) if name == "ngram" else models.load(name, path)
     return list(made.values())
 
 

@@ -12,6 +12,8 @@ from graft.common.config import Settings
 from graft.common.log import LogFormat
 from graft.draft.proposers.ngram import MatchType, NgramOptions, Share
 
+_NGRAM_NODES = 12
+
 
 class DraftSettings(Settings):
     """How a draft replica listens, what it proposes with, and how much of it."""
@@ -21,10 +23,42 @@ class DraftSettings(Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(7002, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     proposers: list[str] = Field(
-        ["ngram"], min_length=1, description="Proposers to load; the first is the default."
+        ["ngram"],
+        min_length=1,
+        description="Proposers to load; the first is the default. name=PATH gives one its own "
+        "checkpoint.",
     )
-    num_draft_tokens: int = Field(
-        12, ge=2, le=1024, description="Nodes of a tree by default, root included."
+    draft_model_path: str = Field(
+        "", description="Checkpoint of the model proposers: a folder or a Hugging Face id."
+    )
+    draft_model_revision: str = Field(
+        "", description="Branch, tag or commit of a --draft-model-path on the hub."
+    )
+    model: str = Field(
+        "", description="The target, for drafters that borrow its embedding and head."
+    )
+    num_steps: int | None = Field(
+        None, ge=1, le=1023, description="Depth of a tree by default; each proposer has its own."
+    )
+    eagle_topk: int | None = Field(
+        None, ge=1, le=1024, description="Children of a node by default; 1 drafts chains."
+    )
+    num_draft_tokens: int | None = Field(
+        None, ge=2, le=1024, description="Nodes of a tree by default, root included."
+    )
+    token_map: str = Field(
+        "",
+        description="FR-Spec token map of an EAGLE drafter: a .pt file, or owner/name/file.pt "
+        "on the hub.",
+    )
+    allow_pickle: bool = Field(
+        False, description="Read .bin and .pt files, by a reader that runs no code in them."
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="Kernels of model proposers; auto takes native ones where built."
+    )
+    kv_tokens: int = Field(
+        65536, ge=16, description="Tokens of all sessions that a model proposer keeps in memory."
     )
     ngram_min_bfs_breadth: int = Field(
         1, ge=1, description="Children taken after the longest match."
@@ -96,5 +130,5 @@ class DraftSettings(Settings):
             min_match=self.ngram_min_match,
             spec_factor=self.ngram_spec_factor,
             share=Share(self.ngram_share),
-            num_draft_tokens=self.num_draft_tokens,
+            num_draft_tokens=self.num_draft_tokens or _NGRAM_NODES,
         )

@@ -28,10 +28,12 @@ class FakeGateway:
     def __init__(self, call: Any) -> None:
         self.call = call
         self._seen: list[AttendResponse] = []
+        self._writing = asyncio.Lock()
 
     async def send(self, **request: Any) -> None:
         """Writes one AttendRequest."""
-        await self.call.write(AttendRequest(**request))
+        async with self._writing:
+            await self.call.write(AttendRequest(**request))
 
     async def attend(self, address: str, session_id: int, tier: Tier = NGRAM) -> None:
         """Asks for a session to be attended."""

@@ -253,7 +253,8 @@ class ModelProposer:
                 features.append(self._fused(seat, lane.length, end))
             taken.append((place, end))
         hidden = self.net.forward(
-            torch.from_numpy(np.concatenate(tokens)),
+            # Ids beyond the drafter's embedding are padding of the target's, and no words.
+            torch.from_numpy(np.minimum(np.concatenate(tokens), self.net.vocab_size - 1)),
             torch.cat(features) if features else None,
             step_rows(parts),
             self.kv.cache,
