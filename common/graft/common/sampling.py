@@ -77,6 +77,16 @@ class Sampling:
         )
 
     @property
+    def compares_probs(self) -> bool:
+        """True when the rule compares what was drafted from with the target, so on chains alone."""
+        return self.rule in (AcceptRule.ACCEPT_RULE_REJECTION, AcceptRule.ACCEPT_RULE_BLOCK)
+
+    @property
+    def needs_draft_probs(self) -> bool:
+        """True when a tree is of no use without what its tokens were drawn from."""
+        return self.compares_probs and not self.greedy
+
+    @property
     def lossy(self) -> bool:
         """True when a threshold trades exactness for acceptance."""
         return self.threshold_single < 1.0 or self.threshold_acc < 1.0

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from graft.common.tree import HARD_MAX_NODES, FloatArray, Tree, TreeLimits, TreeRefused, check
+from graft.common.tree import (
+    HARD_MAX_NODES,
+    FloatArray,
+    IntArray,
+    Tree,
+    TreeLimits,
+    TreeRefused,
+    check,
+)
 from graft.v1.tree_pb2 import TreeRefusal
 
 
@@ -29,10 +37,14 @@ def encode_shape(tree: Tree) -> bytes:
 
 
 def encode_tokens(tree: Tree, vocab_size: int) -> bytes:
-    """The drafted tokens without the root, little endian."""
-    width = token_width(vocab_size)
-    columns = tree.tokens[1:].astype("<u4").view(np.uint8).reshape(-1, 4)
-    return columns[:, :width].tobytes()
+    """The drafted tokens without the root."""
+    return pack_tokens(tree.tokens[1:], vocab_size)
+
+
+def pack_tokens(tokens: IntArray, vocab_size: int) -> bytes:
+    """Tokens, little endian, in as few bytes each as the vocabulary needs."""
+    columns = tokens.astype("<u4").view(np.uint8).reshape(-1, 4)
+    return columns[:, : token_width(vocab_size)].tobytes()
 
 
 def encode_scores(tree: Tree) -> bytes:
