@@ -49,7 +49,7 @@ class ModelLoader:
             from graft.draft.checkpoints.load import Workshop
 
             self._workshop = Workshop(settings)
-        made = self._workshop.load(name, checkpoint_folder(path, settings.draft_model_revision))
+        made = self._workshop.load(name, path)
         tier = made.describe().default_tier
         _log.info(
             "checkpoint loaded",

@@ -11,12 +11,12 @@ from pathlib import Path
 from torch import Tensor
 
 from graft.common.errors import InvalidArgument, Mismatch, Unsupported
-from graft.common.model_files import resolve
+from graft.common.model_files import resolve, weight_files
 from graft.draft.checkpoints.borrowed import Borrowed, borrow
 from graft.draft.checkpoints.detect import Kind, open_checkpoint
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
 from graft.draft.checkpoints.eagle3 import load_eagle3
-from graft.draft.loading import default_tier, hub_file
+from graft.draft.loading import checkpoint_folder, default_tier, hub_file
 from graft.draft.nets.base import DraftNet
 from graft.draft.nets.decoder import DecoderNet
 from graft.draft.proposers.base import Proposer
@@ -33,15 +33,17 @@ class Workshop:
     def __init__(self, settings: DraftSettings) -> None:
         self._settings = settings
 
-    def load(self, name: str, folder: Path) -> Proposer:
-        """The proposer `name` from the checkpoint in `folder`.
+    def load(self, name: str, path: str) -> Proposer:
+        """The proposer `name` from the checkpoint at `path`.
 
         Raises:
             InvalidArgument: a setting is missing, or the checkpoint is for another proposer.
             ModelNotFound, Unsupported, Mismatch: the checkpoint cannot be used.
         """
         kind = Kind(name)
-        return self._standalone(folder) if kind is Kind.STANDALONE else self._eagle(kind, folder)
+        if kind is Kind.STANDALONE:
+            return self._standalone(path)
+        return self._eagle(kind, self._folder(path))
 
     @cached_property
     def ops(self) -> Ops:
@@ -58,10 +60,16 @@ class Workshop:
             )
         return borrow(self._settings.model)
 
-    def _standalone(self, folder: Path) -> Proposer:
-        files = resolve(str(folder), weights=True)
-        if files.gguf is None:
-            _check_kind(Kind.STANDALONE, open_checkpoint(folder).kind, folder)
+    def _folder(self, path: str) -> Path:
+        return checkpoint_folder(path, self._settings.draft_model_revision)
+
+    def _standalone(self, path: str) -> Proposer:
+        """Any model that could be a target, by any of its names."""
+        if self._settings.draft_model_revision:
+            path = str(self._folder(path))
+        if weight_files(Path(path)):
+            _check_kind(Kind.STANDALONE, open_checkpoint(Path(path)).kind, path)
+        files = resolve(path, weights=True)
         model = load_target(files, self.ops)
         if self._settings.model and self.target.tokenizer_digest != model.tokenizer_digest:
             raise Mismatch(
@@ -73,7 +81,7 @@ class Workshop:
 
     def _eagle(self, kind: Kind, folder: Path) -> Proposer:
         checkpoint = open_checkpoint(folder, allow_pickle=self._settings.allow_pickle)
-        _check_kind(kind, checkpoint.kind, folder)
+        _check_kind(kind, checkpoint.kind, str(folder))
         target = self.target
         net: DraftNet
         if kind is Kind.EAGLE3:
@@ -104,9 +112,9 @@ class Workshop:
         return read_token_map(hub_file(path), self.target.config.vocab_size)
 
 
-def _check_kind(wanted: Kind, found: Kind, folder: Path) -> None:
+def _check_kind(wanted: Kind, found: Kind, path: str) -> None:
     if wanted is not found:
         raise InvalidArgument(
-            f"{folder} is a checkpoint for proposer {found.value}, not {wanted.value}",
+            f"{path} is a checkpoint for proposer {found.value}, not {wanted.value}",
             field="proposers",
         )
