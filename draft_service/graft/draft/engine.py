@@ -17,6 +17,7 @@ from graft.common.errors import GraftError
 from graft.common.tier import Tier
 from graft.common.tree import Tree, TreeRefused, check, trim
 from graft.draft.candidate import candidate
+from graft.draft.features import FeatureChunk
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
 from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
@@ -27,11 +28,15 @@ _log = log.get("engine")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session has joined. `key` names this one attendance of it and is never used again."""
+    """A session has joined. `key` names this one attendance of it and is never used again.
+
+    features: rows that came before its prefix.
+    """
 
     key: int
     mirror: Mirror
     tier: Tier
+    features: tuple[FeatureChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,15 @@ class Committed:
     tokens: tuple[int, ...]
     prefix_length: int
     prefix_digest: int
+    features: FeatureChunk | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Featured:
+    """Verify has sent hidden states outside of a commit."""
+
+    key: int
+    features: FeatureChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class Closed:
     key: int
 
 
-Event = Opened | Committed | Retiered | Closed
+Event = Opened | Committed | Featured | Retiered | Closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ class Engine:
         metrics: DraftMetrics,
     ) -> None:
         self._proposers = proposers
+        self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._deliver = deliver
         self._metrics = metrics
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
@@ -195,6 +210,7 @@ class Engine:
         if isinstance(event, Opened):
             session = _Attended(event.key, event.mirror, event.tier)
             self._sessions[event.key] = self._ready[event.key] = session
+            self._take_features(session, event.features)
             return
         known = self._sessions.get(event.key)
         if known is None:
@@ -202,6 +218,11 @@ class Engine:
         match event:
             case Committed():
                 self._commit(known, event)
+            case Featured():
+                if self._take_features(known, (event.features,)) and (
+                    known.mirror.features_complete
+                ):
+                    self._ready[known.key] = known
             case Retiered():
                 known.tier = event.tier
             case Closed():
@@ -211,8 +232,9 @@ class Engine:
         try:
             session.mirror.commit(event.tokens, event.prefix_length, event.prefix_digest)
         except ChainBroken as error:
-            self._forget(session)
-            self._outcomes.append(Broke(session.key, str(error)))
+            self._break(session, error)
+            return
+        if event.features is not None and not self._take_features(session, (event.features,)):
             return
         self._ready[session.key] = session
         if session.seat is not None:
@@ -221,6 +243,19 @@ class Engine:
                 proposer.commit(session.seat, event.tokens)
             except Exception as error:
                 self._failed(session.proposer, [session], error)
+
+    def _take_features(self, session: _Attended, chunks: Sequence[FeatureChunk]) -> bool:
+        """Adds rows to the mirror; False when they do not follow and the session is forgotten."""
+        try:
+            session.mirror.take_features(chunks)
+        except ChainBroken as error:
+            self._break(session, error)
+            return False
+        return True
+
+    def _break(self, session: _Attended, error: ChainBroken) -> None:
+        self._forget(session)
+        self._outcomes.append(Broke(session.key, str(error)))
 
     def _forget(self, session: _Attended) -> None:
         self._sessions.pop(session.key, None)
@@ -260,6 +295,8 @@ class Engine:
             self._unseat(session)
         if tier.off or name not in self._proposers:
             return False
+        if name in self._needing and not session.mirror.features_complete:
+            return False  # rows are on their way; until they are here it has nothing to say
         if session.seat is None:
             try:
                 state = self._proposers[name].open(session.mirror)

@@ -186,7 +186,7 @@ class Link:
             max_depth=limits.max_depth,
         )
         self._num_welcomes += 1
-        self._roster.connected(outbox, limits, welcome.max_trees)
+        self._roster.connected(outbox, limits, welcome)
 
 
 async def _write(call: _Call, outbox: Outbox) -> None:

@@ -26,6 +26,8 @@ class DraftMetrics:
         self.tree_refusals = self._counter("tree_refusals", "Trees verify did not use.", "reason")
         self.committed = self._counter("committed_tokens", "Tokens verify committed.")
         self.accepted = self._counter("accepted_tokens", "Drafted tokens verify accepted.")
+        self.feature_bytes = self._counter("feature_bytes", "Bytes of hidden states that came.")
+        self.feature_rows = self._counter("feature_rows", "Rows of hidden states that came.")
         self.session_refusals = self._counter("session_refusals", "Sessions refused.", "reason")
         self.failures = self._counter("proposer_failures", "Exceptions in a proposer.", "proposer")
         self.rejoins = self._counter("rejoins", "Sessions joined anew after a broken chain.")

@@ -14,7 +14,7 @@ from graft.common.errors import GraftError
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling
 from graft.common.tree import IntArray, TreeLimits
-from graft.draft.features import FeatureStore
+from graft.draft.features import FeatureChunk, FeatureStore
 from graft.v1.error_reason_pb2 import ErrorReason
 
 
@@ -55,6 +55,32 @@ class Mirror:
                 f"prefix of {len(self.prefix)}"
             )
         self._check_range(self.prefix.tokens)
+
+    @property
+    def features_complete(self) -> bool:
+        """True when the row of every committed token but the root is here, from the start on."""
+        store = self.features
+        return store is not None and store.begun and store.length == len(self.prefix) - 1
+
+    def take_features(self, chunks: Sequence[FeatureChunk]) -> None:
+        """Adds rows that came, in place: after a commit of n tokens those of n positions, the
+        former root's first, so that they end before the new root.
+
+        Raises:
+            ChainBroken: a row is missing, damaged or of a token that is not committed.
+        """
+        for chunk in chunks:
+            if self.features is None:
+                raise ChainBroken("features came that nobody asked for")
+            if chunk.start + chunk.count > len(self.prefix) - 1:
+                raise ChainBroken(
+                    f"features came up to position {chunk.start + chunk.count - 1}, "
+                    f"the prefix has {len(self.prefix)} tokens and a root without any"
+                )
+            try:
+                self.features.take(chunk)
+            except GraftError as error:
+                raise ChainBroken(str(error)) from error
 
     def commit(self, tokens: Sequence[int], prefix_length: int, prefix_digest: int) -> None:
         """Extends the prefix, in place, after checking that the commit chains to it.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from graft.common.features import spec_to_proto
+from graft.draft.features import FeatureTerms
 from graft.v1.tree_pb2 import CandidateTree
-from graft.v1.verify_pb2 import EmptyProposal, JoinSession, LeaveSession, RoundsRequest
+from graft.v1.verify_pb2 import EmptyProposal, LeaveSession, RoundsRequest
 
 
 class Outbox:
@@ -19,12 +21,15 @@ class Outbox:
         self._waiting: list[RoundsRequest] = []
         self._some = asyncio.Event()
 
-    def join(self, session_id: int, ticket: bytes) -> None:
-        """Asks to attend a session."""
+    def join(self, session_id: int, ticket: bytes, terms: FeatureTerms | None = None) -> None:
+        """Asks to attend a session, and for the target's hidden states if `terms` are given."""
         last = self._last()
         if last.trees or last.empties or last.leaves:
             last = self._fresh()
-        last.joins.append(JoinSession(session_id=session_id, ticket=ticket))
+        join = last.joins.add(session_id=session_id, ticket=ticket)
+        if terms is not None:
+            join.features.CopyFrom(spec_to_proto(terms.spec))
+            join.feature_window_tokens = terms.window_tokens
 
     def tree(self, tree: CandidateTree) -> None:
         """Pushes a tree."""

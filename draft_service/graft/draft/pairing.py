@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import InvalidArgument, Mismatch
+from graft.common.features import spec_to_proto
 from graft.common.tier import Tier
 from graft.common.tree import HARD_MAX_NODES, TreeLimits
+from graft.draft.features import FeatureNeed, FeatureTerms
 from graft.draft.proposers.base import ProposerInfo
+from graft.v1.features_pb2 import FeatureCodec
 from graft.v1.verify_pb2 import DraftHello, VerifyServiceDescribeResponse
 
 
-def hello_of(infos: Iterable[ProposerInfo], incarnation_id: int) -> DraftHello:
+def hello_of(infos: Collection[ProposerInfo], incarnation_id: int) -> DraftHello:
     """What this service says of itself: the vocabulary its proposers were built for, if any.
 
     Raises:
@@ -35,6 +38,7 @@ def hello_of(infos: Iterable[ProposerInfo], incarnation_id: int) -> DraftHello:
         incarnation_id=incarnation_id,
         vocab_size=vocab_size,
         tokenizer_digest=digest,
+        features=[spec_to_proto(info.needs.spec) for info in infos if info.needs is not None],
     )
 
 
@@ -74,6 +78,36 @@ def agree(hello: DraftHello, welcome: VerifyServiceDescribeResponse) -> TreeLimi
         max_depth=min(welcome.max_depth, HARD_MAX_NODES - 1),
         vocab_size=welcome.vocab_size,
     )
+
+
+def agree_features(need: FeatureNeed, welcome: VerifyServiceDescribeResponse) -> FeatureTerms:
+    """What to ask for in a join, so that a proposer gets the hidden states it needs.
+
+    Raises:
+        Mismatch: verify does not send them; the message says what differs.
+    """
+    spec, offer = need.spec, welcome.features
+    if spec.codec not in offer.codecs:
+        raise Mismatch(
+            f"the proposer works from hidden states, and {welcome.model_id} at verify does not "
+            f"send them by codec {FeatureCodec.Name(spec.codec)}"
+        )
+    if max(spec.layers) > welcome.layer_count:
+        raise Mismatch(
+            f"the proposer works from hidden state {max(spec.layers)}, {welcome.model_id} has "
+            f"0 to {welcome.layer_count}"
+        )
+    fused_width = 0
+    if need.fused:
+        known = {one.fused_id: one for one in offer.projections}
+        if spec.fused_id not in known:
+            here = ", ".join(known) or "none"
+            raise Mismatch(
+                f"the proposer's projection {spec.fused_id or '(without id)'} is not at verify, "
+                f"which has {here}; give verify its file by --fused-features"
+            )
+        fused_width = known[spec.fused_id].width
+    return FeatureTerms(spec, spec.width(welcome.hidden_size, fused_width), need.window_tokens)
 
 
 def tier_in_force(tier: Tier, info: ProposerInfo, limits: TreeLimits) -> Tier:

@@ -23,13 +23,25 @@ from graft.common.tier import Tier
 from graft.common.tree import TreeLimits
 from graft.common.tree_codec import token_width
 from graft.draft.credits import Credits
-from graft.draft.engine import Broke, Closed, Committed, Event, Opened, Outcome, Proposed, Retiered
+from graft.draft.engine import (
+    Broke,
+    Closed,
+    Committed,
+    Event,
+    Featured,
+    Opened,
+    Outcome,
+    Proposed,
+    Retiered,
+)
+from graft.draft.features import FeatureChunk, FeatureStore, FeatureTerms
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import Mirror
 from graft.draft.outbox import Outbox
-from graft.draft.pairing import tier_in_force
+from graft.draft.pairing import agree_features, tier_in_force
 from graft.draft.proposers.base import ProposerInfo
 from graft.v1.error_reason_pb2 import ErrorReason
+from graft.v1.features_pb2 import FeatureRows, SessionFeatures
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import (
     RoundsResponse,
@@ -37,6 +49,7 @@ from graft.v1.verify_pb2 import (
     SessionCommit,
     SessionPrefix,
     TreeRefused,
+    VerifyServiceDescribeResponse,
 )
 
 _log = log.get("roster")
@@ -93,7 +106,10 @@ class _Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """One attendance. `key` is the engine's name for it while it is joined, else None."""
+    """One attendance. `key` is the engine's name for it while it is joined, else None.
+
+    terms: the hidden states that its join asked for. early: rows that came before its prefix.
+    """
 
     session_id: int
     ticket: bytes
@@ -102,8 +118,10 @@ class _Session:
     stage: _Stage = _Stage.WAITING
     key: int | None = None
     credits: Credits = field(default_factory=lambda: Credits(0))
-    num_joins: int = 0
+    num_rejoins: int = 0
     announced: bool = False
+    terms: FeatureTerms | None = None
+    early: list[FeatureChunk] = field(default_factory=list)
 
 
 class Roster:
@@ -115,7 +133,7 @@ class Roster:
         self._by_key: dict[int, _Session] = {}
         self._outbox: Outbox | None = None
         self._limits = TreeLimits(0, 0, 0)
-        self._max_trees = 0
+        self._welcome = VerifyServiceDescribeResponse()
 
     def __len__(self) -> int:
         """Sessions attended or being joined."""
@@ -139,7 +157,19 @@ class Roster:
         if session is None or session.listener is not listener:
             return
         session.tier = tier
-        if session.key is not None:
+        if self._outbox is None:
+            return
+        try:
+            terms = self._terms(tier)
+        except GraftError as error:
+            self._refuse(session, error.reason, str(error), leave=True)
+            return
+        if terms is not None and terms != session.terms:
+            # Rows that flow already are kept by a tier that needs none, for a quick way back.
+            self._forget_key(session)
+            self._outbox.leave(session_id)
+            self._join(session, self._outbox)
+        elif session.key is not None:
             self._office.engine.post(Retiered(session.key, self._in_force(tier)))
 
     def release(self, session_id: int, listener: Listener) -> None:
@@ -158,10 +188,12 @@ class Roster:
         else:
             self._push(session, self._outbox, outcome)
 
-    def connected(self, outbox: Outbox, limits: TreeLimits, max_trees: int) -> None:
+    def connected(
+        self, outbox: Outbox, limits: TreeLimits, welcome: VerifyServiceDescribeResponse
+    ) -> None:
         """The stream is up, with these limits: every session that waited joins through `outbox`."""
-        self._outbox, self._limits, self._max_trees = outbox, limits, max_trees
-        for session in self._sessions.values():
+        self._outbox, self._limits, self._welcome = outbox, limits, welcome
+        for session in list(self._sessions.values()):
             self._join(session, outbox)
 
     def lost(self, reason: ErrorReason.ValueType, detail: str) -> None:
@@ -176,6 +208,8 @@ class Roster:
 
     def take(self, response: RoundsResponse) -> None:
         """One message of verify, its parts in order."""
+        for features in response.features:
+            self._features(features)
         for prefix in response.prefixes:
             self._prefix(prefix)
         for commit in response.commits:
@@ -184,6 +218,24 @@ class Roster:
             self._refusal(refusal)
         for closed in response.closed:
             self._closed(closed)
+
+    def _features(self, told: SessionFeatures) -> None:
+        session = self._sessions.get(told.session_id)
+        if session is None or session.stage is _Stage.WAITING:
+            return
+        chunk = self._chunk(told.rows)
+        if session.key is not None:
+            self._office.engine.post(Featured(session.key, chunk))
+            return
+        if session.early and session.early[-1].start + session.early[-1].count != chunk.start:
+            # Those were for a join that has been taken back since.
+            session.early.clear()
+        session.early.append(chunk)
+
+    def _chunk(self, rows: FeatureRows) -> FeatureChunk:
+        self._office.metrics.feature_bytes.inc(len(rows.payload))
+        self._office.metrics.feature_rows.inc(rows.row_count)
+        return FeatureChunk(rows.start_position, rows.row_count, rows.payload)
 
     def _prefix(self, told: SessionPrefix) -> None:
         session = self._sessions.get(told.session_id)
@@ -199,6 +251,7 @@ class Roster:
                 limits=self._limits,
                 room=told.room,
                 cache_salt=told.cache_salt,
+                features=_store(session.terms),
             )
         except GraftError as error:
             self._refuse(session, error.reason, str(error), leave=True)
@@ -206,10 +259,13 @@ class Roster:
         tier = self._in_force(session.tier)
         session.key = key = next(self._office.keys)
         session.stage = _Stage.JOINED
-        session.credits = Credits(self._max_trees, (len(mirror.prefix), mirror.prefix.digest))
+        session.credits = Credits(
+            self._welcome.max_trees, (len(mirror.prefix), mirror.prefix.digest)
+        )
         self._by_key[key] = session
         self._office.routes[key] = self
-        self._office.engine.post(Opened(key, mirror, tier))
+        early, session.early = tuple(session.early), []
+        self._office.engine.post(Opened(key, mirror, tier, early))
         if not session.announced:
             session.announced = True
             session.listener.attended(session.session_id, tier)
@@ -222,7 +278,13 @@ class Roster:
         self._office.metrics.committed.inc(len(told.tokens))
         self._office.metrics.accepted.inc(told.accepted_count)
         self._office.engine.post(
-            Committed(session.key, tuple(told.tokens), told.prefix_length, told.prefix_digest)
+            Committed(
+                session.key,
+                tuple(told.tokens),
+                told.prefix_length,
+                told.prefix_digest,
+                self._chunk(told.features) if told.HasField("features") else None,
+            )
         )
 
     def _refusal(self, told: TreeRefused) -> None:
@@ -268,15 +330,30 @@ class Roster:
                 metrics.withheld.labels("stale").inc()
 
     def _join(self, session: _Session, outbox: Outbox) -> None:
+        try:
+            session.terms = self._terms(session.tier)
+        except GraftError as error:
+            self._refuse(session, error.reason, str(error), leave=False)
+            return
         session.stage = _Stage.JOINING
-        session.num_joins += 1
-        outbox.join(session.session_id, session.ticket)
+        session.early.clear()
+        outbox.join(session.session_id, session.ticket, session.terms)
+
+    def _terms(self, tier: Tier) -> FeatureTerms | None:
+        """The hidden states that a tier's proposer needs.
+
+        Raises:
+            Mismatch: verify does not send them.
+        """
+        needs = self._office.infos[tier.proposer].needs
+        return None if needs is None else agree_features(needs, self._welcome)
 
     def _rejoin(self, session: _Session, outbox: Outbox, detail: str) -> None:
         self._forget_key(session)
-        if session.num_joins > MAX_REJOINS:
+        if session.num_rejoins >= MAX_REJOINS:
             self._refuse(session, ErrorReason.ERROR_REASON_PROTOCOL, detail, leave=True)
             return
+        session.num_rejoins += 1
         self._office.metrics.rejoins.inc()
         _log.warning("chain broke", session=f"{session.session_id:016x}", detail=detail)
         outbox.leave(session.session_id)
@@ -308,6 +385,12 @@ class Roster:
             self._office.engine.post(Closed(session.key))
             del self._by_key[session.key], self._office.routes[session.key]
             session.key = None
+
+
+def _store(terms: FeatureTerms | None) -> FeatureStore | None:
+    if terms is None:
+        return None
+    return FeatureStore(terms.width, fused=bool(terms.spec.fused_id), codec=terms.spec.codec)
 
 
 def _refusal_name(refusal: TreeRefusal.ValueType) -> str:

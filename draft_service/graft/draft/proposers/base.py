@@ -92,7 +92,7 @@ class Proposer(Protocol):
         ...
 
     def describe(self) -> ProposerInfo:
-        """What peers are told. Called once, before the engine starts."""
+        """What peers are told. Called before the engine starts, and always the same."""
         ...
 
     def open(self, mirror: Mirror) -> object:
