@@ -17,6 +17,7 @@ from graft.v1.sampling_pb2 import AcceptRule
 from graft.verify.batch import Batch, Choice
 from graft.verify.logprobs import score_tokens
 from graft.verify.step import Outcome, Step
+from graft.verify.trace import traced
 
 
 def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> list[Outcome]:
@@ -28,7 +29,10 @@ def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> l
     _keep(batch.choices, decisions, ops, kv)
     outcomes = [Outcome() for _ in step.works]
     for choice, decision in zip(batch.choices, decisions, strict=True):
-        outcomes[choice.work] = _outcome(step, choice, decision, logits)
+        outcome = _outcome(step, choice, decision, logits)
+        if step.works[choice.work].session.request.want_trace and outcome.error is None:
+            outcome = replace(outcome, trace=traced(choice.law, decision, logits[choice.rows], ops))
+        outcomes[choice.work] = outcome
     for part in batch.prompt_rows:
         session = step.works[part.work].session
         former = outcomes[part.work]

@@ -83,6 +83,7 @@ class Door:
             request_id=message.request_id,
             cache_salt=message.cache_salt,
             speculate=message.speculate,
+            want_trace=message.want_trace,
         )
         return request, ending
 

@@ -23,6 +23,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeTrace:
+    """The tree of a round and what the target made of it; the fields of RoundTrace.
+
+    tokens: one a node. parents, logprobs: one a node from node 1 on. path: the accepted nodes below
+    the root. choices, choice_logprobs: one a node, or empty.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    choices: tuple[int, ...]
+    choice_logprobs: tuple[float, ...]
+    bonus_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Where a round's time went; the fields of RoundTiming in seconds."""
 
@@ -56,6 +73,7 @@ class Committed:
     timing: Timing
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    trace: TreeTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)

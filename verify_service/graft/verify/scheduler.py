@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from graft.common.errors import Draining, GraftError, Overloaded
 from graft.common.features import FeatureSpec
-from graft.common.tree import Tree, root_only, trim
+from graft.common.tree import Tree, TreeRefused, root_only, trim
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 from graft.verify.audience import Audience
+from graft.verify.drawn import fit
 from graft.verify.ending import Cut
 from graft.verify.events import Committed, Event, Failed, Finished, Opened, Timing
 from graft.verify.offer import FeatureOffer, FeatureWish
@@ -144,7 +145,18 @@ class Scheduler:
 
     def offer(self, session_id: int, name: PrefixName, proposal: Proposal, now: float) -> None:
         """A draft service sends a tree, or says that it has none, for a prefix."""
-        self._audience.offer(session_id, self._sessions.get(session_id), name, proposal, now)
+        session = self._sessions.get(session_id)
+        if session is not None and proposal.stream in session.streams:
+            try:
+                fitted = fit(proposal, session.request.sampling, name[0])
+            except TreeRefused as refused:
+                empty = replace(proposal, tree=None)
+                self.refuse(session_id, name, empty, refused.refusal)
+                return
+            proposal = fitted.proposal
+            self.tally.trees_cut += fitted.cut
+            self.tally.trees_redrawn += fitted.redrawn
+        self._audience.offer(session_id, session, name, proposal, now)
 
     def refuse(
         self,
@@ -333,6 +345,7 @@ class Scheduler:
         kept = len(cut.tokens)
         accepted = min(outcome.accepted, kept)
         self.tally.count_round(kept, accepted, num_drafted, reason)
+        self.tally.rules[session.request.sampling.rule_name] += 1
         self.tally.pushed["miss"] += sum(1 for name, _ in dead if name != used)
         self.tally.pushed["hit"] += session.has_tree
         self._happened(
@@ -347,6 +360,7 @@ class Scheduler:
                 timing,
                 outcome.logprobs[:kept],
                 tuple(session.prompt_logprobs),
+                outcome.trace,
             )
         )
         session.prompt_logprobs_due = False

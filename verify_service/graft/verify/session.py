@@ -51,6 +51,7 @@ class SessionRequest:
     request_id: str = ""
     cache_salt: str = ""
     speculate: bool = False
+    want_trace: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graft.common.errors import GraftError
 from graft.common.features import FeatureSpec
 from graft.common.tree import IntArray, Tree
-from graft.verify.events import TokenLogprob
+from graft.verify.events import TokenLogprob, TreeTrace
 from graft.verify.session import Session, Turn
 
 
@@ -106,6 +106,7 @@ class Outcome:
     error: GraftError | None = None
     nodes: tuple[int, ...] = ()
     features: tuple[Captured, ...] = ()
+    trace: TreeTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)

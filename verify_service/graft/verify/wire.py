@@ -18,6 +18,7 @@ from graft.verify.events import (
     StreamEvent,
     Timing,
     TokenLogprob,
+    TreeTrace,
 )
 
 
@@ -33,6 +34,7 @@ def committed_message(event: Committed) -> verify_pb2.TokensCommitted:
         prompt_logprobs=_logprobs(event.prompt_logprobs),
         timing=_timing(event.timing),
         plain_reason=event.plain_reason,
+        trace=None if event.trace is None else _trace(event.trace, event.accepted),
     )
 
 
@@ -84,6 +86,19 @@ def add_told(message: verify_pb2.RoundsResponse, event: StreamEvent) -> None:
 def _rows(rows: Rows) -> features_pb2.FeatureRows:
     return features_pb2.FeatureRows(
         start_position=rows.start, row_count=rows.count, payload=rows.payload
+    )
+
+
+def _trace(trace: TreeTrace, accepted: int) -> verify_pb2.RoundTrace:
+    """accepted: drafted tokens kept, which the end of the session may have cut."""
+    return verify_pb2.RoundTrace(
+        tokens=trace.tokens,
+        parents=trace.parents,
+        accepted_nodes=trace.path[:accepted],
+        logprobs=trace.logprobs,
+        choices=trace.choices,
+        choice_logprobs=trace.choice_logprobs,
+        bonus_logprob=trace.bonus_logprob,
     )
 
 
