@@ -348,6 +348,8 @@ async def test_a_chat_may_use_the_whole_context(front: Front) -> None:
         (b'{"prompt": "a", "temperature": NaN}', "application/json", 400, "invalid_argument"),
         (b"[" * 100_000, "application/json", 400, "invalid_json"),
         (b'{"prompt": "\xff"}', "application/json", 400, "invalid_json"),
+        (b'{"prompt": "a", "speculation": "{"}', "application/json", 400, "invalid_argument"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "application/json", 400, "invalid_json"),
         (b"prompt=x", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
         (b'{"prompt": "' + b"x" * 70_000 + b'"}', "application/json", 413, "request_too_large"),
     ],
@@ -361,6 +363,34 @@ async def test_bodies_that_are_no_request(
             "/v1/completions", content=content, headers={"content-type": kind}
         )
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the body is empty"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"prompt": "a", "speculation": "{"}', "speculation is neither"),
+        (b'{"prompt": "a", "speculation": "{\\"topk\\": 0}"}', "speculation is neither"),
+    ],
+)
+async def test_a_bad_body_is_told_what_is_wrong_with_it(
+    front: Front, content: bytes, words: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await front.client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+async def test_a_template_gets_its_messages_from_the_request_only(front: Front, name: str) -> None:
+    response = await front.chat(chat_template_kwargs={name: True, "self": 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"chat_template_kwargs may not set {name}"
+    assert (await front.chat(chat_template_kwargs={"self": 1}, max_tokens=1)).status_code == 200
 
 
 async def test_a_body_without_a_length_is_bounded_too(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ DEFAULT_TEMPLATE = (
 )
 
 
+_RESERVED = frozenset({"messages", "add_generation_prompt"})
+
+
 class ChatTemplate:
     """A compiled template.
 
@@ -58,11 +61,15 @@ class ChatTemplate:
             InvalidArgument: the template refuses the conversation, or renders too much.
         """
         names = {**(extra or {}), **self._specials}
+        if taken := _RESERVED.intersection(extra or {}):
+            raise InvalidArgument(
+                f"chat_template_kwargs may not set {min(taken)}", field="chat_template_kwargs"
+            )
         parts: list[str] = []
         size = 0
         try:
             rendered = self._template.generate(
-                messages=list(messages), add_generation_prompt=True, **names
+                {**names, "messages": list(messages), "add_generation_prompt": True}
             )
             for part in rendered:
                 size += len(part)

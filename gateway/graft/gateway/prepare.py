@@ -6,10 +6,11 @@ Knows the tokenizer, the template and what replicas said of themselves; opens no
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from graft.common.errors import (
     ContextLengthExceeded,
@@ -85,7 +86,7 @@ def choose_tier(
         except UnknownProposer as error:
             return ChosenTier(inactive_reason=str(error))
     if isinstance(wish, str) and wish.startswith("{"):
-        wish = SpeculationField.model_validate(json.loads(wish))
+        wish = _written_tier(wish)
     if wish == "off":
         return ChosenTier()
     if not proposers:
@@ -109,6 +110,17 @@ def choose_tier(
         if given:
             return ChosenTier(tier, "off" if tier.off else f"{found.name}-custom")
     return ChosenTier(tier, "off" if tier.off else found.name)
+
+
+def _written_tier(text: str) -> SpeculationField:
+    try:
+        return SpeculationField.model_validate_json(text)
+    except ValidationError as error:
+        reason = error.errors(include_url=False, include_context=False)[0]["msg"]
+        raise InvalidArgument(
+            f"speculation is neither a proposer's name nor a tier as JSON: {reason}",
+            field="speculation",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +298,9 @@ def _fitting(num_prompt: int, budget: int | None, context_length: int, field: st
     room = context_length - num_prompt
     wanted = 1 if budget is None else max(1, budget)
     if wanted > room:
-        asked = "" if budget is None else f" and {budget} for the answer"
+        asked = "" if budget is None else f" and {wanted} for the answer"
+        if budget == 0:
+            asked = " and room for one more is needed to score them"
         raise ContextLengthExceeded(
             f"the context holds {context_length} tokens, but the request has {num_prompt} in its "
             f"{field}{asked}",

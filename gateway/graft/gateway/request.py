@@ -302,6 +302,8 @@ def invalid(errors: Sequence[Mapping[str, Any]], loc_start: int) -> InvalidArgum
     loc = tuple(first["loc"])[loc_start:]
     field = _field_name(loc)
     if first["type"] == "missing":
+        if not field:
+            return InvalidArgument("the body is empty, expected a JSON object")
         return InvalidArgument(f"{field} is required", field=field)
     message = _EXPECTED.get(str(loc[0]), "") if len(loc) <= 3 and loc else ""
     message = message or str(first["msg"])

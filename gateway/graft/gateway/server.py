@@ -16,6 +16,7 @@ from graft.common.errors import InvalidArgument
 from graft.common.server import GrpcServer
 from graft.gateway.core import Gateway
 from graft.gateway.rest.app import build
+from graft.gateway.rest.connection import ServerConfig
 from graft.gateway.rpc import SERVICE_NAME, GatewayRpc
 from graft.gateway.settings import GatewaySettings
 from graft.v1 import gateway_pb2_grpc
@@ -123,12 +124,12 @@ class GatewayServer:
             await self.gateway.verify.changed.wait(_HEALTH_S)
 
 
-def _config(gateway: Gateway) -> uvicorn.Config:
+def _config(gateway: Gateway) -> ServerConfig:
     settings = gateway.settings
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return uvicorn.Config(
+    return ServerConfig(
         build(gateway),
-        http="httptools",
+        settings.head_timeout_s,
         ws="none",
         lifespan="off",
         log_config=None,

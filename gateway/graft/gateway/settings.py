@@ -89,6 +89,9 @@ class GatewaySettings(Settings):
     max_body_bytes: int = Field(
         16 << 20, ge=1024, le=1 << 30, description="Greatest size of a request body."
     )
+    head_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="How long the headers of a request may take to come."
+    )
     api_keys: list[str] = Field(
         default_factory=list, description="Keys that clients must show; none lets everybody in."
     )

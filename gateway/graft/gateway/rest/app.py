@@ -66,11 +66,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = _CODES.get(error.status_code, "invalid_request")
     path = request.url.path[:200]
     message = {
-        400: "the body is not valid JSON",
+        400: f"the body is not valid JSON{_why(error.__cause__)}",
         404: f"there is no route {path}",
         405: f"{request.method} is not allowed on {path}",
     }.get(error.status_code, str(error.detail))
     return http_error_response(HttpError(error.status_code, code, message), error.headers)
+
+
+def _why(cause: BaseException | None) -> str:
+    if isinstance(cause, UnicodeDecodeError):
+        return ": it is not UTF-8"
+    if isinstance(cause, RecursionError):
+        return ": it is nested too deeply"
+    return ": a number has too many digits" if isinstance(cause, ValueError) else ""
 
 
 async def _client_gone(_: Request, error: Exception) -> Response:

@@ -54,6 +54,7 @@ class Front:
         state = dict(scope.get("state") or {})
         state.update(request_id=request_id, tenant="", client_gone=False)
         scope = {**scope, "path": path, "raw_path": path.encode(), "state": state}
+        inner = _as_routed(scope)
         status = 0
 
         async def noting(message: Message) -> None:
@@ -67,7 +68,7 @@ class Front:
             response = await self._refusal(scope)
             if response is None:
                 body = await self._body_in_time(receive)
-                await self._app(scope, _replaying(body, receive), noting)
+                await self._app(inner, _replaying(body, receive), noting)
             else:
                 await response(scope, receive, noting)
         except HttpError as error:
@@ -76,7 +77,7 @@ class Front:
             state["client_gone"] = True
         finally:
             code = CLIENT_GONE if state["client_gone"] else status
-            route = scope.get("route")
+            route = inner.get("route")
             name = getattr(route, "path", "other")
             self._metrics.request(name, str(code))
             line = _log.debug if path in _OPEN_PATHS else _log.info
@@ -99,8 +100,8 @@ class Front:
             except GraftError as error:
                 return error_response(error)
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            kind = request.headers.get("content-type", "application/json").split(";")[0].strip()
-            if kind.lower() != "application/json" and not kind.lower().endswith("+json"):
+            kind = request.headers.get("content-type", "").split(";")[0].strip()
+            if kind and kind.lower() != "application/json" and not kind.lower().endswith("+json"):
                 raise HttpError(
                     415,
                     "unsupported_media_type",
@@ -140,6 +141,15 @@ class Front:
             "request_too_large",
             f"the body is larger than the limit of {self._max_body_bytes} bytes",
         )
+
+
+def _as_routed(scope: Scope) -> Scope:
+    """The request as routes see it: HEAD is a GET whose body the server drops, and a body that
+    passed is JSON, whichever of its names it came under."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    headers.append((b"content-type", b"application/json"))
+    return {**scope, "method": method, "headers": headers}
 
 
 class _Gone(Exception):
