@@ -94,3 +94,15 @@ def test_the_shares_add_up_in_the_log() -> None:
     shares = {line["share"]: line["size"] for line in plan.lines()}
     assert shares["weights"] == "100.00 MiB"
     assert list(shares)[-2:] == ["total", "budget"]
+
+
+def test_features_have_their_share_and_are_the_last_to_be_lowered() -> None:
+    demand = replace(DEMAND, kv_tokens=2048, feature_bytes=64 * MB)
+    needed = plan_memory(SIZES, demand, 1 << 33).total_bytes
+    assert needed == plan_memory(SIZES, replace(demand, feature_bytes=0), 1 << 33).total_bytes + (
+        64 * MB
+    )
+    least = replace(demand, kv_tokens=32, max_step_rows=17, max_nodes=1, max_running=1)
+    short = plan_memory(SIZES, least, 1 << 33).total_bytes - 30 * MB
+    with pytest.raises(InvalidArgument, match="lower feature_memory_mb from 64 to 34 or less"):
+        plan_memory(SIZES, least, short)

@@ -11,8 +11,15 @@ from graft.common.errors import Stalled
 from graft.common.sampling import Sampling
 from graft.v1 import verify_pb2
 from graft.v1.tree_pb2 import TreeRefusal
-from graft.verify.events import ClosedTold, CommitTold, PrefixTold, RefusalTold
-from graft.verify.outgoing import MAX_AGE_S, MAX_EVENTS, Outgoing
+from graft.verify.events import (
+    ClosedTold,
+    CommitTold,
+    FeaturesTold,
+    PrefixTold,
+    RefusalTold,
+    Rows,
+)
+from graft.verify.outgoing import MAX_AGE_S, MAX_EVENTS, MAX_FEATURE_BYTES, Outgoing
 
 
 def prefix(session_id: int) -> PrefixTold:
@@ -91,3 +98,44 @@ async def test_a_closed_stream_ends_after_what_waits() -> None:
     outgoing.close()
     assert await outgoing.next() is not None
     assert await outgoing.next() is None
+
+
+def features(start: int, num_bytes: int) -> FeaturesTold:
+    return FeaturesTold(1, 1, Rows(start, 1, bytes(num_bytes)))
+
+
+async def test_features_come_before_the_prefix_and_commits_of_their_session() -> None:
+    outgoing = Outgoing()
+    for event in (features(0, 8), prefix(1), commit(1), features(1, 8), commit(1)):
+        outgoing.add(event, 0.0)
+    first, second = await outgoing.next(), await outgoing.next()
+    assert first is not None and second is not None
+    assert [len(part) for part in (first.features, first.prefixes, first.commits)] == [1, 1, 1]
+    assert [len(part) for part in (second.features, second.prefixes, second.commits)] == [1, 0, 1]
+
+
+async def test_many_features_go_out_in_several_messages_below_the_cap() -> None:
+    outgoing = Outgoing()
+    for start in range(40):
+        assert outgoing.add(features(start, 1 << 20), 0.0)
+    sizes: list[int] = []
+    starts: list[int] = []
+    while len(starts) < 40:
+        message = await outgoing.next()
+        assert message is not None
+        sizes.append(message.ByteSize())
+        starts += [sent.rows.start_position for sent in message.features]
+    assert starts == list(range(40))
+    assert max(sizes) < 5 << 20
+
+
+async def test_a_peer_that_leaves_too_many_features_unread_is_of_no_use() -> None:
+    outgoing = Outgoing()
+    size = MAX_FEATURE_BYTES // 4
+    assert all(outgoing.add(features(start, size), 0.0) for start in range(4))
+    assert await outgoing.next() is not None
+    assert outgoing.add(features(4, size), 0.0)
+    assert outgoing.add(features(5, size + 1), 0.0)
+    assert not outgoing.add(features(6, 1), 0.0)
+    with pytest.raises(Stalled):
+        await outgoing.next()

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from graft.common.model_files import resolve
 from graft.common.sampling import Sampling
-from graft.common.tree import root_only
+from graft.common.tree import FloatArray, root_only
 from graft.kernels.ops import KvCache, Ops, StepRows, select
 from graft.kernels.reference.choose import choose
 from graft.kernels.reference.history import History, adjust_rows
 from graft.kernels.rows import Law, choice_rows
+from graft.models.decoder import Capture
 from graft.models.load import Target, load_target
 
 GREEDY = Sampling()
@@ -75,22 +76,40 @@ class Plain:
         rows = self._run(self.new_kv(1024, 1024), tokens, 0, None)
         return torch.log_softmax(rows.double(), dim=-1)
 
+    def states(
+        self, tokens: Sequence[int], layers: tuple[int, ...], final_norm: bool = True
+    ) -> FloatArray:
+        """[len(tokens), len(layers) * hidden]: hidden states of one forward over all tokens."""
+        rows = _chain_rows(0, len(tokens))
+        run = torch.tensor(tokens, dtype=torch.int32)
+        capture = Capture(layers, torch.arange(len(tokens)), final_norm)
+        with torch.inference_mode():
+            _, captured = self.target.decoder.forward_capturing(
+                run, rows, self.new_kv(2048, 2048), torch.zeros(1, dtype=torch.int64), capture
+            )
+        states: FloatArray = captured.flatten(1).numpy()
+        return states
+
     def _forward(self, kv: KvCache, tokens: Sequence[int], start: int) -> Tensor:
         return self._run(kv, tokens, start, torch.tensor([len(tokens) - start - 1]))
 
     def _run(self, kv: KvCache, tokens: Sequence[int], start: int, wanted: Tensor | None) -> Tensor:
-        count = len(tokens) - start
-        positions = torch.arange(start, len(tokens), dtype=torch.int32)
-        rows = StepRows(
-            positions=positions,
-            write_slots=positions.clone(),
-            sequence=torch.zeros(count, dtype=torch.int32),
-            page_table=torch.zeros(1, 1, dtype=torch.int32),
-            prefix_len=positions + 1,
-            extra_ptr=torch.zeros(count + 1, dtype=torch.int32),
-            extra_slots=torch.zeros(0, dtype=torch.int32),
-        )
+        rows = _chain_rows(start, len(tokens))
         decoder = self.target.decoder
         run = torch.tensor(tokens[start:], dtype=torch.int32)
         with torch.inference_mode():
             return decoder.logits(decoder.forward(run, rows, kv, wanted))
+
+
+def _chain_rows(start: int, stop: int) -> StepRows:
+    """Rows of one sequence on one long page."""
+    positions = torch.arange(start, stop, dtype=torch.int32)
+    return StepRows(
+        positions=positions,
+        write_slots=positions.clone(),
+        sequence=torch.zeros(len(positions), dtype=torch.int32),
+        page_table=torch.zeros(1, 1, dtype=torch.int32),
+        prefix_len=positions + 1,
+        extra_ptr=torch.zeros(len(positions) + 1, dtype=torch.int32),
+        extra_slots=torch.zeros(0, dtype=torch.int32),
+    )

@@ -17,10 +17,11 @@ from typing import Any
 import grpc.aio
 
 from graft.common.channel import PROTOCOL_REVISION, open_channel
+from graft.common.features import FeatureSpec, spec_to_proto
 from graft.common.prefix import Prefix
 from graft.common.tree import Tree
 from graft.common.tree_codec import encode_scores, encode_shape, encode_tokens
-from graft.v1 import tree_pb2, verify_pb2, verify_pb2_grpc
+from graft.v1 import features_pb2, tree_pb2, verify_pb2, verify_pb2_grpc
 from graft.v1.sampling_pb2 import Sampling, StopRule
 from graft.verify.loading import load
 from graft.verify.server import Loader, VerifyServer
@@ -82,6 +83,28 @@ class Seat:
         )
 
 
+@dataclass(slots=True)
+class FeatureLog:
+    """Rows of hidden states that one join brought, in order and without gaps.
+
+    beside: row counts of the chunks outside of commits; early: of those before the prefix.
+    """
+
+    start: int = 0
+    count: int = 0
+    payload: bytes = b""
+    beside: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+
+    def take(self, rows: features_pb2.FeatureRows) -> None:
+        """Adds rows."""
+        if not self.count:
+            self.start = rows.start_position
+        assert rows.start_position == self.start + self.count, "feature rows are missing"
+        self.count += rows.row_count
+        self.payload += rows.payload
+
+
 class ScriptedDrafter:
     """One Rounds stream; answers every prefix and commit with what its script says."""
 
@@ -96,6 +119,8 @@ class ScriptedDrafter:
         self.seats: dict[int, Seat] = {}
         self.refusals: Counter[int] = Counter()
         self.closed: dict[int, int] = {}
+        self.features: dict[int, FeatureLog] = {}
+        self.commit_bytes: list[tuple[int, int]] = []
         self.sequences: list[int] = []
         self.welcome: verify_pb2.VerifyServiceDescribeResponse | None = None
         self.welcomed = asyncio.Event()
@@ -104,10 +129,28 @@ class ScriptedDrafter:
         self._writing = asyncio.Lock()
         self._reader = asyncio.create_task(self._read())
 
-    async def join(self, session_id: int, ticket: bytes) -> None:
-        """Asks to attend a session, once welcomed."""
+    async def join(
+        self,
+        session_id: int,
+        ticket: bytes,
+        spec: FeatureSpec | None = None,
+        window_tokens: int = 0,
+    ) -> None:
+        """Asks to attend a session, and for hidden states where a spec is given, once welcomed."""
         await self.welcomed.wait()
-        await self.say(Say(joins=[verify_pb2.JoinSession(session_id=session_id, ticket=ticket)]))
+        join = verify_pb2.JoinSession(
+            session_id=session_id,
+            ticket=ticket,
+            features=None if spec is None else spec_to_proto(spec),
+            feature_window_tokens=window_tokens,
+        )
+        self.features[session_id] = FeatureLog()
+        await self.say(Say(joins=[join]))
+
+    async def leave(self, session_id: int) -> None:
+        """No longer attends a session."""
+        self.seats.pop(session_id, None)
+        await self.say(Say(leaves=[verify_pb2.LeaveSession(session_id=session_id)]))
 
     async def say(self, message: Say) -> None:
         """Sends one message; one at a time, as a call wants it."""
@@ -142,12 +185,23 @@ class ScriptedDrafter:
     def _follow(self, message: verify_pb2.RoundsResponse) -> list[int]:
         assert self.welcome is not None, "the first message must be the welcome"
         moved: dict[int, None] = {}
+        for sent in message.features:
+            log = self.features[sent.session_id]
+            log.take(sent.rows)
+            log.beside.append(sent.rows.row_count)
+            if sent.session_id not in self.seats:
+                log.early.append(sent.rows.row_count)
         for told in message.prefixes:
             prefix = Prefix(told.tokens)
             self.seats[told.session_id] = Seat(told.session_id, prefix, self.welcome.vocab_size)
             moved[told.session_id] = None
         for commit in message.commits:
-            seat = self.seats[commit.session_id]
+            if (seat := self.seats.get(commit.session_id)) is None:
+                continue  # it was left since
+            if commit.HasField("features"):
+                self.features[commit.session_id].take(commit.features)
+            alone = verify_pb2.RoundsResponse(commits=[commit])
+            self.commit_bytes.append((len(commit.tokens), alone.ByteSize()))
             seat.prefix.extend(commit.tokens)
             seat.round += 1
             assert (len(seat.prefix), seat.prefix.digest) == (
@@ -179,6 +233,8 @@ class VerifyBench:
         *,
         drafter: ScriptedDrafter | None = None,
         stop: StopRule | None = None,
+        spec: FeatureSpec | None = None,
+        window_tokens: int = 0,
         **fields: Any,
     ) -> Generation:
         """Runs one session to its end, with a drafter at its side from the start on."""
@@ -196,7 +252,8 @@ class VerifyBench:
                 case "opened":
                     generation.opened = message.opened
                     if drafter is not None:
-                        await drafter.join(message.opened.session_id, message.opened.ticket)
+                        opened = message.opened
+                        await drafter.join(opened.session_id, opened.ticket, spec, window_tokens)
                 case "committed":
                     generation.commits.append(message.committed)
                 case "finished":
