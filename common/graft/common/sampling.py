@@ -87,6 +87,12 @@ class Sampling:
         return self.compares_probs and not self.greedy
 
     @property
+    def rule_name(self) -> str:
+        """The rule in lower case, "_lossy" behind it when a threshold makes it that."""
+        name = AcceptRule.Name(self.rule).removeprefix("ACCEPT_RULE_").lower()
+        return f"{name}_lossy" if self.lossy else name
+
+    @property
     def lossy(self) -> bool:
         """True when a threshold trades exactness for acceptance."""
         return self.threshold_single < 1.0 or self.threshold_acc < 1.0

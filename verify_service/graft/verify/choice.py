@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from graft.common.errors import NumericFailure
+from graft.kernels.cpu.simulate import Simulation
 from graft.kernels.ops import KvCache, Ops
 from graft.kernels.rows import choice_rows, tree_rows
-from graft.kernels.rules import REFUSED, Decision, decide
+from graft.kernels.rules import REFUSED, Decision, decide, simulate
 from graft.v1.sampling_pb2 import AcceptRule
 from graft.verify.batch import Batch, Choice
 from graft.verify.logprobs import score_tokens
-from graft.verify.step import Outcome, Step
+from graft.verify.step import Outcome, Round, Step
 from graft.verify.trace import traced
 
 
-def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> list[Outcome]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """How a step is decided. simulation: of a replica for benchmarks, in place of deciding."""
+
+    ops: Ops
+    simulation: Simulation | None = None
+
+
+def settle(
+    step: Step, batch: Batch, logits: Tensor, verdict: Verdict, kv: KvCache
+) -> list[Outcome]:
     """What every work of a step came to; in place on kv, accepted rows move to the front.
 
     logits: [outputs, vocab], float32, one row for each of batch.output_rows.
     """
-    decisions = _decide_all(batch.choices, logits, ops)
-    _keep(batch.choices, decisions, ops, kv)
+    ops = verdict.ops
     outcomes = [Outcome() for _ in step.works]
-    for choice, decision in zip(batch.choices, decisions, strict=True):
+    decided = []
+    for choice in batch.choices:
+        if verdict.simulation is not None and isinstance(step.works[choice.work], Round):
+            outcomes[choice.work] = _simulated(step, choice, verdict.simulation, logits)
+        else:
+            decided.append(choice)
+    decisions = _decide_all(step, decided, logits, ops)
+    _keep(decided, decisions, ops, kv)
+    for choice, decision in zip(decided, decisions, strict=True):
         outcome = _outcome(step, choice, decision, logits)
         if step.works[choice.work].session.request.want_trace and outcome.error is None:
             outcome = replace(outcome, trace=traced(choice.law, decision, logits[choice.rows], ops))
@@ -41,14 +59,26 @@ def settle(step: Step, batch: Batch, logits: Tensor, ops: Ops, kv: KvCache) -> l
     return outcomes
 
 
-def _decide_all(choices: Sequence[Choice], logits: Tensor, ops: Ops) -> list[Decision]:
+def _decide_all(step: Step, choices: Sequence[Choice], logits: Tensor, ops: Ops) -> list[Decision]:
     """Sessions under the coupled rule together, the others one by one."""
     coupled = [choice for choice in choices if _is_coupled(choice)]
     together = iter(_decide_coupled(coupled, logits, ops) if coupled else ())
     return [
-        next(together) if _is_coupled(choice) else decide(choice.law, logits[choice.rows])
+        next(together)
+        if _is_coupled(choice)
+        else decide(choice.law, logits[choice.rows], _draft_probs(step, choice, logits.shape[1]))
         for choice in choices
     ]
+
+
+def _draft_probs(step: Step, choice: Choice, vocab_size: int) -> Tensor | None:
+    """[drafted nodes, vocab], float32: what the chain was drawn from; None when nothing was."""
+    work = step.works[choice.work]
+    steps = choice.law.tree.num_nodes - 1
+    if not isinstance(work, Round) or not work.turn.probs or not steps:
+        return None
+    rows = [row.dense(vocab_size) for row in work.turn.probs[:steps]]
+    return torch.from_numpy(np.stack(rows))
 
 
 def _is_coupled(choice: Choice) -> bool:
@@ -102,9 +132,22 @@ def _outcome(step: Step, choice: Choice, decision: Decision, logits: Tensor) -> 
             )
         )
     drafted = choice.law.tree.tokens[list(decision.nodes[1:])].tolist()
-    tokens = (*drafted, decision.token)
-    if not session.request.want_logprobs:
-        return Outcome(tokens, len(drafted), nodes=decision.nodes)
-    rows = logits[choice.rows][torch.tensor(decision.nodes)]
-    scores = score_tokens(rows, np.asarray(tokens, np.int32), session.request.num_top_logprobs)
-    return Outcome(tokens, len(drafted), scores, nodes=decision.nodes)
+    return _scored(step, choice, decision.nodes, (*drafted, decision.token), logits)
+
+
+def _simulated(step: Step, choice: Choice, simulation: Simulation, logits: Tensor) -> Outcome:
+    """A drawn length of the tree's first path, whose keys already stand where they belong."""
+    commit = simulate(simulation, choice.law, logits[choice.rows])
+    return _scored(step, choice, commit.nodes, commit.tokens, logits)
+
+
+def _scored(
+    step: Step, choice: Choice, nodes: tuple[int, ...], tokens: tuple[int, ...], logits: Tensor
+) -> Outcome:
+    """The outcome of `tokens`, one after each of `nodes`, with log-probabilities if asked for."""
+    request = step.works[choice.work].session.request
+    if not request.want_logprobs:
+        return Outcome(tokens, len(nodes) - 1, nodes=nodes)
+    rows = logits[choice.rows][torch.tensor(nodes)]
+    scores = score_tokens(rows, np.asarray(tokens, np.int32), request.num_top_logprobs)
+    return Outcome(tokens, len(nodes) - 1, scores, nodes=nodes)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from graft.common.errors import ContextLengthExceeded, InvalidArgument, Unsupported
 from graft.common.sampling import Sampling, sampling_from_proto, stop_rule_from_proto
 from graft.common.tree import IntArray
-from graft.v1 import verify_pb2
+from graft.v1 import sampling_pb2, verify_pb2
 from graft.v1.sampling_pb2 import AcceptRule
 from graft.verify.ending import Ending
 from graft.verify.session import SessionRequest
+from graft.verify.settings import VerifySettings
 
+_COUPLED = Sampling()
 MAX_TREE_DEADLINE_S = 60.0
 MAX_TOP_LOGPROBS = 64
 
@@ -28,11 +30,17 @@ ACCEPT_RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What this replica can take."""
+    """What this replica can take.
+
+    default: the rule and the thresholds of sessions that name no rule. closed: why no session is
+    let in; empty when they are.
+    """
 
     vocab_size: int
     context_length: int
     eos_token_ids: frozenset[int]
+    default: Sampling = _COUPLED
+    closed: str = ""
 
     def check(self, message: verify_pb2.OpenSession) -> tuple[SessionRequest, Ending]:
         """The request and its ending.
@@ -40,15 +48,17 @@ class Door:
         Raises:
             InvalidArgument: a field is out of its range, or a replay goes on past its end.
             ContextLengthExceeded: prompt and budget do not fit the context.
-            Unsupported: an accept rule or a threshold that this replica does not offer.
+            Unsupported: an accept rule that is not offered, or a replica that is not for clients.
         """
+        if self.closed:
+            raise Unsupported(self.closed)
         prompt = self._tokens("prompt_tokens", message.prompt_tokens)
         committed = self._tokens("committed_tokens", message.committed_tokens)
         if not len(prompt):
             raise InvalidArgument(
                 "prompt_tokens is empty, expected at least one token", field="prompt_tokens"
             )
-        sampling = sampling_from_proto(message.sampling)
+        sampling = self._ruled(message.sampling)
         _check_rule(sampling)
         self._tokens("logit_bias", sampling.logit_bias)
         stop = stop_rule_from_proto(message.stop)
@@ -87,6 +97,18 @@ class Door:
         )
         return request, ending
 
+    def _ruled(self, message: sampling_pb2.Sampling) -> Sampling:
+        """The law; one that names no rule has this replica's, with its thresholds."""
+        sampling = sampling_from_proto(message)
+        if message.rule:
+            return sampling
+        return replace(
+            sampling,
+            rule=self.default.rule,
+            threshold_single=message.threshold_single or self.default.threshold_single,
+            threshold_acc=message.threshold_acc or self.default.threshold_acc,
+        )
+
     def _tokens(self, field: str, tokens: Iterable[int]) -> IntArray:
         ids = np.fromiter(tokens, np.int64)
         if len(ids) and int(ids.max()) >= self.vocab_size:
@@ -95,6 +117,15 @@ class Door:
                 field=field,
             )
         return ids.astype(np.int32)
+
+
+def default_rule(settings: VerifySettings) -> Sampling:
+    """The rule and the thresholds of sessions that name no rule."""
+    return Sampling(
+        rule=AcceptRule.Value(f"ACCEPT_RULE_{settings.accept_rule.upper()}"),
+        threshold_single=settings.threshold_single,
+        threshold_acc=settings.threshold_acc,
+    )
 
 
 def tree_deadline(micros: int) -> float:

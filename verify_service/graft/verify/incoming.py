@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graft.common.channel import PROTOCOL_REVISION
+from graft.common.draft_probs import Distribution, decode_probs
 from graft.common.errors import Mismatch
 from graft.common.features import FeatureSpec, spec_from_proto
-from graft.common.tree import TreeLimits, TreeRefused
+from graft.common.tree import Tree, TreeLimits, TreeRefused
 from graft.common.tree_codec import decode
 from graft.v1 import tree_pb2, verify_pb2
 from graft.verify.engine import Command
@@ -100,12 +101,33 @@ def _tree(
     session_id = message.session_id
     try:
         tree = decode(_UNKNOWN_ROOT, message.shape, message.tokens, message.scores, limits)
+        probs = _probs(message, tree, limits.vocab_size)
     except TreeRefused as refused:
         refusal = refused.refusal
         empty = Proposal(None, arrived=arrived, stream=stream)
         return lambda scheduler, _: scheduler.refuse(session_id, name, empty, refusal)
-    proposal = Proposal(tree, draft_s=message.draft_micros / 1e6, arrived=arrived, stream=stream)
+    proposal = Proposal(
+        tree,
+        draft_s=message.draft_micros / 1e6,
+        arrived=arrived,
+        stream=stream,
+        one_hot=message.one_hot,
+        probs=probs,
+    )
     return _offer(session_id, name, proposal)
+
+
+def _probs(
+    message: tree_pb2.CandidateTree, tree: Tree, vocab_size: int
+) -> tuple[Distribution, ...]:
+    if not message.probs:
+        return ()
+    if message.one_hot:
+        raise TreeRefused(
+            tree_pb2.TreeRefusal.TREE_REFUSAL_BAD_PROBS,
+            "the tree is one_hot and has probabilities as well",
+        )
+    return decode_probs(message.probs, tree, vocab_size)
 
 
 def _offer(session_id: int, name: PrefixName, proposal: Proposal) -> Command:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -48,6 +48,15 @@ class VerifyMetrics:
             buckets=ROUND_SECONDS_BUCKETS,
             registry=self.registry,
         )
+        self._simulated = Gauge(
+            "graft_simulated_accept_length",
+            "Accept length drawn for a benchmark in place of deciding, 0 when off",
+            registry=self.registry,
+        )
+
+    def simulated(self, accept_length: float) -> None:
+        """Says for good that this replica draws its accept lengths."""
+        self._simulated.set(accept_length)
 
     def attach(self, tally: Tally, gauges: Callable[[], dict[str, int]]) -> None:
         """Reads counters and gauges at every scrape from now on.
@@ -87,6 +96,20 @@ class _State(Collector):
         """All counters and gauges as of now; copies first, another thread counts on."""
         tally, gauges = self._tally, self._gauges()
         yield _labelled("graft_rounds", "Commits by kind", "outcome", dict(tally.rounds))
+        yield _labelled(
+            "graft_rule_rounds",
+            "Commits by accept rule; a lossy one trades exactness for acceptance",
+            "rule",
+            dict(tally.rules),
+        )
+        yield _total(
+            "graft_cut_trees", "Trees cut to their first path, for rules of chains", tally.trees_cut
+        )
+        yield _total(
+            "graft_redrawn_trees",
+            "Chains with a token that its distribution does not give, which was replaced",
+            tally.trees_redrawn,
+        )
         yield _total("graft_draft_tokens", "Drafted nodes verified", tally.drafted)
         yield _total("graft_accepted_tokens", "Drafted tokens accepted and kept", tally.accepted)
         yield _total("graft_committed_tokens", "Tokens committed", tally.committed)

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from graft.kernels.cpu.simulate import Simulation
 from graft.kernels.ops import KvCache, Ops, StepRows
 from graft.verify.batch import Batch, build_batch
 from graft.verify.capture import CapturePlan, Capturer
-from graft.verify.choice import settle
+from graft.verify.choice import Verdict, settle
 from graft.verify.step import Outcome, Step, StepTiming
 
 _FIRST_ROW = torch.zeros(1, dtype=torch.int64)
@@ -33,12 +34,21 @@ class Runner:
     """One target and its KV pool. One thread uses it."""
 
     def __init__(
-        self, model: Model, ops: Ops, kv: KvCache, capturer: Capturer | None = None
+        self,
+        model: Model,
+        ops: Ops,
+        kv: KvCache,
+        capturer: Capturer | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
-        """capturer: takes out hidden states; without one, sessions must not want any."""
+        """capturer: takes out hidden states; without one, sessions must not want any.
+
+        simulation: how rounds of a benchmark are accepted; None lets the target decide.
+        """
         self._model = model
         self._capturer = capturer
         self._ops = ops
+        self._verdict = Verdict(ops, simulation)
         self._kv = kv
 
     def run(self, step: Step) -> tuple[list[Outcome], StepTiming]:
@@ -58,7 +68,7 @@ class Runner:
             hidden, taken = self._forward(step, batch, batch.output_rows)
             logits = self._model.logits(hidden)
             forwarded = time.monotonic()
-            outcomes = settle(step, batch, logits, self._ops, self._kv)
+            outcomes = settle(step, batch, logits, self._verdict, self._kv)
         if taken is not None and self._capturer is not None:
             outcomes = self._capturer.encode(step, *taken, outcomes)
         return outcomes, StepTiming(started, forwarded - started, time.monotonic() - forwarded)

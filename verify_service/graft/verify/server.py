@@ -12,9 +12,10 @@ from graft.common.errors import Draining
 from graft.common.model_cache import Progress
 from graft.common.server import GrpcServer
 from graft.common.tree import TreeLimits
+from graft.kernels.cpu.simulate import Simulation
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.verify.capture import Capturer
-from graft.verify.door import Door
+from graft.verify.door import Door, default_rule
 from graft.verify.engine import Engine
 from graft.verify.incoming import Identity
 from graft.verify.loading import Loaded, load
@@ -25,6 +26,7 @@ from graft.verify.scheduler import Scheduler, SchedulerLimits
 from graft.verify.self_check import check_target
 from graft.verify.service import Serving, VerifyService
 from graft.verify.settings import VerifySettings
+from graft.verify.simulated import closed_to_clients, simulation_message, simulation_of
 
 _log = log.get("server")
 
@@ -151,6 +153,7 @@ class VerifyServer:
         assert self._service is not None
         settings, target, service = self.settings, loaded.target, self._service
         pool = loaded.new_pool()
+        simulation = simulation_of(settings, target.vocab_size)
         limits = SchedulerLimits(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
@@ -165,17 +168,21 @@ class VerifyServer:
             projections=capturer.shapes,
         )
         scheduler = Scheduler(limits, pool, offer)
-        runner = Runner(target.decoder, loaded.ops, loaded.kv, capturer)
+        runner = Runner(target.decoder, loaded.ops, loaded.kv, capturer, simulation)
         engine = Engine(scheduler, runner, service.deliver)
         service.serve(
             Serving(
                 engine=engine,
                 door=Door(
-                    target.vocab_size, target.context_length, frozenset(target.eos_token_ids)
+                    target.vocab_size,
+                    target.context_length,
+                    frozenset(target.eos_token_ids),
+                    default=default_rule(settings),
+                    closed=closed_to_clients(settings),
                 ),
                 limits=TreeLimits(settings.max_nodes, settings.max_depth, target.vocab_size),
                 identity=Identity(target.vocab_size, target.tokenizer_digest),
-                description=self._description(loaded, offer),
+                description=self._description(loaded, offer, simulation),
                 max_trees=settings.max_trees,
             )
         )
@@ -183,6 +190,15 @@ class VerifyServer:
         self._close_metrics = metrics.serve(
             self.metrics.registry, settings.host, settings.metrics_port
         )
+        if simulation is not None:
+            self.metrics.simulated(simulation.accept_length)
+            _log.warning(
+                "acceptance is simulated, the text means nothing",
+                accept_length=simulation.accept_length,
+                method=simulation.method.value,
+                token_mode=simulation.tokens.value,
+                clients_allowed=settings.simulate_allow_clients,
+            )
         engine.start()
         self.engine = engine
         _log.info(
@@ -196,7 +212,7 @@ class VerifyServer:
         )
 
     def _description(
-        self, loaded: Loaded, offer: FeatureOffer
+        self, loaded: Loaded, offer: FeatureOffer, simulation: Simulation | None
     ) -> verify_pb2.VerifyServiceDescribeResponse:
         settings, target = self.settings, loaded.target
         return verify_pb2.VerifyServiceDescribeResponse(
@@ -214,6 +230,7 @@ class VerifyServer:
             hidden_size=target.config.hidden_size,
             layer_count=target.config.num_layers,
             features=offer.message(),
+            simulated=simulation_message(settings, simulation),
         )
 
     async def _watch(self, server: GrpcServer, service: VerifyService) -> None:

@@ -221,6 +221,10 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                         ticket=session.ticket,
                         cached_token_count=event.cached_tokens,
                         incarnation_id=self.incarnation_id,
+                        rule=session.request.sampling.rule,
+                        threshold_single=session.request.sampling.threshold_single,
+                        threshold_acc=session.request.sampling.threshold_acc,
+                        simulated=self._ready().description.HasField("simulated"),
                     )
                 )
             case Committed():

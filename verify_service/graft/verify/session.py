@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from graft.common.draft_probs import Distribution
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling, StopRule
 from graft.common.tree import IntArray, Tree
@@ -58,13 +59,14 @@ class SessionRequest:
 class Turn:
     """What the next round starts from: a tree, or the reason why there is none.
 
-    decided: when the tree was there or given up.
+    decided: when the tree was there or given up. probs: as in `Proposal`.
     """
 
     tree: Tree | None
     plain_reason: PlainReason.ValueType
     decided: float
     draft_s: float = 0.0
+    probs: tuple[Distribution, ...] = ()
 
 
 class Session:
@@ -170,7 +172,7 @@ class Session:
             if proposal.tree is not None and proposal.tree.num_nodes > 1:
                 tree = _with_root(proposal.tree, self.prefix.root)
                 reason = PlainReason.PLAIN_REASON_UNSPECIFIED
-                return Turn(tree, reason, decided, proposal.draft_s)
+                return Turn(tree, reason, decided, proposal.draft_s, proposal.probs)
             refused = proposal.refused
             reason = PlainReason.PLAIN_REASON_REFUSED if refused else PlainReason.PLAIN_REASON_EMPTY
             return Turn(None, reason, decided, proposal.draft_s)

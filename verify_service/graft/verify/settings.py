@@ -65,6 +65,36 @@ class VerifySettings(Settings):
     stall_s: float = Field(
         60.0, gt=0.0, description="a step that takes longer makes the replica NOT_SERVING"
     )
+    accept_rule: Literal["coupled", "target_only", "rejection", "block"] = Field(
+        "coupled", description="accept rule of sessions that name none"
+    )
+    threshold_single: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="target_only: a drafted token this likely is accepted; below 1 is lossy",
+    )
+    threshold_acc: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="target_only: divides the target's mass on drafted tokens; below 1 is lossy",
+    )
+    simulate_accept_length: float = Field(
+        0.0,
+        ge=0.0,
+        description="for benchmarks: draws accept lengths of this mean, bonus included, instead of "
+        "deciding them, so the text means nothing; 0 is off",
+    )
+    simulate_method: Literal["match-expected", "multinomial"] = Field(
+        "match-expected", description="how a simulated length is drawn"
+    )
+    simulate_token_mode: Literal["fixed", "real-draft-token"] = Field(
+        "fixed", description="what a simulated round writes: token 100, or the drafts and the bonus"
+    )
+    simulate_allow_clients: bool = Field(
+        False, description="take sessions although their text means nothing"
+    )
 
     def check_limits(self) -> None:
         """Checks what no single field can say.
@@ -77,4 +107,16 @@ class VerifySettings(Settings):
                 f"verify.max_step_rows is {self.max_step_rows}, expected more than max_running "
                 f"({self.max_running}): every session needs a row, and a prompt one beside them",
                 field="max_step_rows",
+            )
+        if self.accept_rule != "target_only" and min(self.threshold_single, self.threshold_acc) < 1:
+            raise InvalidArgument(
+                f"verify.threshold_single and threshold_acc have no meaning under the "
+                f"{self.accept_rule} rule, expected 1, or accept_rule target_only",
+                field="threshold_single" if self.threshold_single < 1 else "threshold_acc",
+            )
+        if 0 < self.simulate_accept_length < 1:
+            raise InvalidArgument(
+                f"verify.simulate_accept_length is {self.simulate_accept_length:g}, expected 0, or "
+                "at least 1: a round commits the bonus whatever happens",
+                field="simulate_accept_length",
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graft.common.draft_probs import Distribution
 from graft.common.tree import Tree
 from graft.v1.tree_pb2 import TreeRefusal
 
@@ -18,7 +19,8 @@ PrefixName = tuple[int, int]
 class Proposal:
     """What a drafter says about one prefix.
 
-    tree is None when it has nothing to propose, or when its tree was refused.
+    tree is None when it has nothing to propose, or when its tree was refused. probs: what each
+    drafted node was drawn from; one_hot: nothing was drawn. Only some accept rules look at them.
     """
 
     tree: Tree | None
@@ -26,6 +28,8 @@ class Proposal:
     draft_s: float = 0.0
     arrived: float = 0.0
     stream: int = 0
+    one_hot: bool = False
+    probs: tuple[Distribution, ...] = ()
 
 
 class Shelf:

@@ -22,6 +22,7 @@ class Tally:
     pushed: Counter[str] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
     finished: Counter[FinishReason.ValueType] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
     drafted: int = 0
     accepted: int = 0
     committed: int = 0
@@ -35,6 +36,8 @@ class Tally:
     feature_rows: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     streams_dropped: int = 0
+    trees_cut: int = 0
+    trees_redrawn: int = 0
 
     def count_round(
         self, kept: int, accepted: int, num_drafted: int, reason: PlainReason.ValueType
