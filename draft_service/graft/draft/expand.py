@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from graft.common.sampling import Sampling
-from graft.common.tree import IntArray, Tree, from_parents
+from graft.common.tree import IntArray, Tree
 from graft.draft.kv import Lane
 from graft.draft.law import Children, Noise, RowLaw, best_children
+from graft.draft.prune import pruned
 from graft.draft.rows import Part, tree_part
 from graft.kernels.cpu.build_tree import parents_of_candidates
 from graft.kernels.reference.candidates import organize_draft_results, select_top_k_tokens
@@ -160,7 +161,13 @@ class Growth:
             scores = torch.log(every.gather(1, results.top_scores_index))
         tokens = results.draft_tokens.numpy()
         return [
-            _tree(stem, tokens[line], parents[line], scores[line].numpy())
+            pruned(
+                stem.root,
+                stem.vocab_size,
+                tokens[line].tolist(),
+                parents[line].tolist()[1:],
+                scores[line].tolist(),
+            )
             for line, stem in enumerate(self.stems)
         ]
 
@@ -184,23 +191,3 @@ class Growth:
             beam = match[0]
             found.append(step * self.shape.topk + beam)
         return found
-
-
-def _tree(
-    stem: Stem,
-    tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    parents: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    scores: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-) -> Tree | None:
-    """Nodes without a chance, or without a meaning to the target, go with all below them."""
-    place = {0: 0}
-    path, above, kept = [stem.root], [-1], [0.0]
-    for node, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True), 1):
-        parent = place.get(int(parents[node]))
-        if parent is None or token >= stem.vocab_size or score == -np.inf:
-            continue
-        place[node] = len(path)
-        path.append(token)
-        above.append(parent)
-        kept.append(min(0.0, score))
-    return from_parents(path, above, kept) if len(path) > 1 else None
