@@ -15,6 +15,7 @@ COMMON = (
     "model temperature top_p top_k min_p seed stop stop_token_ids include_stop_str_in_output "
     "ignore_eos min_tokens presence_penalty frequency_penalty repetition_penalty logit_bias n "
     "stream stream_options user speculation skip_special_tokens cache_salt return_token_ids "
+    "speculation_trace "
     "response_format regex ebnf prediction logprobs max_tokens max_completion_tokens other"
 ).split()
 ROUTES = {

@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from graft.gateway.generation import Ended, Generation, Limits, Opened, Services
+from graft.gateway.generation import Committed, Ended, Generation, Limits, Opened, Services
 from graft.gateway.job import ChoiceEvent, ChoicePlan, Delta, Finished, Job, Started, Tally
+from graft.gateway.rounds import SeenRound, check_trace
 from graft.gateway.streams import settle
 from graft.gateway.tokenizer import Tokenizer
 from graft.gateway.voice import NOTHING, Counts, Voice
@@ -77,6 +78,7 @@ class Answer:
         generation = Generation(choice.plan, self._services, self._limits)
         voice = Voice(choice, self._tokenizer, self._counts)
         first_at: float | None = None
+        num_rounds = 0
         async with aclosing(generation.events()) as events:
             async for event in events:
                 if isinstance(event, Opened):
@@ -90,8 +92,10 @@ class Answer:
                 else:
                     first_at = first_at or self._note_first_token()
                     last = voice.commit(event)
-                    if last.prompt or not last.piece.empty:
-                        yield Delta(index, last.piece, last.prompt)
+                    rounds = self._seen(choice, num_rounds, event)
+                    num_rounds += 1
+                    if rounds or last.prompt or not last.piece.empty:
+                        yield Delta(index, last.piece, last.prompt, rounds)
                     if voice.text.stopped is None:
                         continue
                     generation.cancel_reason = "stop_string"
@@ -101,6 +105,15 @@ class Answer:
                 self._note_end(voice, first_at)
                 yield Finished(index, reason, stop)
                 return
+
+    def _seen(self, choice: ChoicePlan, number: int, commit: Committed) -> tuple[SeenRound, ...]:
+        """The round for those who asked for it."""
+        if not choice.plan.want_trace:
+            return ()
+        if commit.trace is not None:
+            check_trace(commit.trace)
+        millis = (time.monotonic() - self._began) * 1000
+        return (SeenRound(number, millis, choice.plan.tier, commit),)
 
     def _note_first_token(self) -> float:
         now = time.monotonic()

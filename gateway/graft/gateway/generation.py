@@ -44,6 +44,7 @@ class Plan:
     want_prompt_logprobs: bool = False
     request_id: str = ""
     cache_salt: str = ""
+    want_trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Committed:
     logprobs: Sequence[verify_pb2.TokenLogprobs]
     prompt_logprobs: Sequence[verify_pb2.TokenLogprobs]
     timing: verify_pb2.RoundTiming
+    trace: verify_pb2.RoundTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ class Generation:
                 request_id=plan.request_id,
                 cache_salt=plan.cache_salt,
                 speculate=not tier.off,
+                want_trace=plan.want_trace,
             )
         )
 
@@ -313,6 +316,7 @@ class Generation:
             logprobs=message.logprobs,
             prompt_logprobs=message.prompt_logprobs,
             timing=message.timing,
+            trace=message.trace if message.HasField("trace") else None,
         )
 
     def _finish(self, message: verify_pb2.SessionFinished) -> Ended:

@@ -9,6 +9,7 @@ from typing import Literal
 from graft.common.tier import OFF, Tier
 from graft.gateway.generation import Plan
 from graft.gateway.record import SpeculationRecord
+from graft.gateway.rounds import SeenRound
 from graft.gateway.text import Emitted, Logprob, Piece, StopStrings
 
 Reason = Literal["stop", "length"]
@@ -58,11 +59,20 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text and tokens of a choice that may leave now."""
+    """Text and tokens of a choice that may leave now; rounds only for those who asked."""
 
     index: int
     piece: Piece
     prompt: tuple[PromptLogprob, ...] = ()
+    rounds: tuple[SeenRound, ...] = ()
+
+    def __add__(self, other: Delta) -> Delta:
+        return Delta(
+            self.index,
+            self.piece + other.piece,
+            self.prompt + other.prompt,
+            self.rounds + other.rounds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,7 @@ class Collected:
     text: str = ""
     tokens: list[Emitted] = field(default_factory=list)
     prompt: Sequence[PromptLogprob] = ()
+    rounds: list[SeenRound] = field(default_factory=list)
     reason: Reason = "length"
     stop: str | int | None = None
 
@@ -92,8 +103,9 @@ class Collected:
         match event:
             case Started():
                 pass
-            case Delta(_, piece, prompt):
+            case Delta(_, piece, prompt, rounds):
                 self.text += piece.text
+                self.rounds += rounds
                 self.tokens += piece.tokens
                 self.prompt = self.prompt or prompt
             case Finished(_, reason, stop):

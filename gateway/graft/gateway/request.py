@@ -94,6 +94,7 @@ class GenerationFields(Fields):
     skip_special_tokens: bool = True
     cache_salt: str = Field(default="", max_length=256)
     return_token_ids: bool = False
+    speculation_trace: bool = False
     response_format: JsonValue = None
     regex: JsonValue = None
     ebnf: JsonValue = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter
@@ -23,6 +24,8 @@ from graft.gateway.rest.context import (
     ignored_header,
 )
 from graft.gateway.rest.sse import begin
+from graft.gateway.rest.trace import rounds_body
+from graft.gateway.rounds import SeenRound
 
 router = APIRouter(tags=["chat"])
 
@@ -78,6 +81,7 @@ class _ChatChunks:
             "finish_reason": choice.reason,
             "stop_reason": choice.stop,
             **self._tokens(choice.tokens),
+            **self._rounds(choice.rounds),
         }
 
     def started(self, event: Started) -> list[dict[str, Any]]:
@@ -88,10 +92,12 @@ class _ChatChunks:
         """A piece of text; a piece without text is sent only for what its tokens carry."""
         tokens = event.piece.tokens
         carries = bool(tokens) and (self._body.logprobs or self._body.return_token_ids)
-        if not event.piece.text and not carries:
+        if not event.piece.text and not carries and not event.rounds:
             return []
         chunk = self._chunk(event.index, {"content": event.piece.text})
-        chunk["choices"][0].update(logprobs=self._logprobs(tokens), **self._tokens(tokens))
+        chunk["choices"][0].update(
+            logprobs=self._logprobs(tokens), **self._tokens(tokens), **self._rounds(event.rounds)
+        )
         return [chunk]
 
     def finished(self, event: Finished) -> list[dict[str, Any]]:
@@ -130,3 +136,8 @@ class _ChatChunks:
 
     def _tokens(self, tokens: Any) -> dict[str, Any]:
         return shapes.token_lists(tokens) if self._body.return_token_ids else {}
+
+    def _rounds(self, rounds: Iterable[SeenRound]) -> dict[str, Any]:
+        if not self._body.speculation_trace:
+            return {}
+        return {"speculation_trace": rounds_body(rounds, self._gateway.tokenizer)}

@@ -23,6 +23,7 @@ from graft.gateway.rest.context import (
     ignored_header,
 )
 from graft.gateway.rest.sse import begin
+from graft.gateway.rest.trace import rounds_body
 from graft.gateway.text import Piece, token_texts
 
 router = APIRouter(tags=["completions"])
@@ -41,7 +42,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     choices = []
     for index, choice in enumerate(await collect(answer, events, request)):
         piece = Piece(choice.text, tuple(choice.tokens))
-        part = chunks.part(Delta(index, piece, tuple(choice.prompt)))
+        delta = Delta(index, piece, tuple(choice.prompt), tuple(choice.rounds))
+        part = chunks.part(delta)
         choices.append({**part, "finish_reason": choice.reason, "stop_reason": choice.stop})
     content = {
         **chunks.frame(),
@@ -96,6 +98,8 @@ class _TextChunks:
         }
         if self._body.return_token_ids:
             part.update(shapes.token_lists(event.piece.tokens))
+        if self._body.speculation_trace:
+            part["speculation_trace"] = rounds_body(event.rounds, self._gateway.tokenizer)
         return part
 
     def started(self, event: Started) -> list[dict[str, Any]]:
@@ -106,6 +110,7 @@ class _TextChunks:
         """A piece of text; a piece without text is sent only for what its tokens carry."""
         wanted = self._body.logprobs is not None or self._body.return_token_ids
         carries = wanted and (bool(event.piece.tokens) or bool(event.prompt))
+        carries = carries or bool(event.rounds)
         if not event.piece.text and not carries and self._echoed[event.index]:
             return []
         return [self._chunk(self.part(event))]

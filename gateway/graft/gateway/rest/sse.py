@@ -68,7 +68,7 @@ class Pacing:
         """The joined piece when it may leave, else None."""
         held = self._held.pop(event.index, None)
         if held is not None:
-            event = Delta(event.index, held.piece + event.piece, held.prompt + event.prompt)
+            event = held + event
         if event.index in self._begun and len(event.piece.tokens) < self._interval:
             self._held[event.index] = event
             return None
