@@ -12,6 +12,7 @@ from graft.common import log, metrics
 from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
 from graft.common.errors import Draining, InvalidArgument, Stalled
 from graft.common.server import GrpcServer
+from graft.draft.asking import asking
 from graft.draft.engine import Engine, Outcome
 from graft.draft.link import Pairing
 from graft.draft.links import Links
@@ -67,7 +68,9 @@ class DraftServer:
         self._settings = settings
         chosen = make_proposers(settings) if proposers is None else proposers
         self._proposers = {proposer.name: proposer for proposer in chosen}
-        self._infos = {name: proposer.describe() for name, proposer in self._proposers.items()}
+        self._infos = asking(
+            {name: proposer.describe() for name, proposer in self._proposers.items()}, settings
+        )
         self._hello = hello_of(self._infos.values(), secrets.randbits(64) or 1)
         self.metrics = DraftMetrics()
         self._server: GrpcServer | None = None

@@ -97,6 +97,17 @@ class DraftSettings(Settings):
     tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
     tls_key: Path | None = Field(None, description="PEM file of our key.")
     insecure: bool = Field(False, description="Allow plain text beyond this machine.")
+    feature_codec: Literal["bf16", "int8"] = Field(
+        "bf16", description="How the target's hidden states travel to proposers that need them."
+    )
+    feature_window: int = Field(
+        0, ge=0, description="Recent hidden states a proposer asks for when it joins; 0 is all."
+    )
+    feature_fused: bool = Field(
+        False,
+        description="Have verify apply the drafter's projection before hidden states travel; "
+        "verify has it by --fused-features.",
+    )
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of /metrics on the same host; 0 is off."
     )
