@@ -20,7 +20,8 @@ from graft.common.tier import Tier
 from graft.draft.checkpoints.borrowed import Borrowed, borrow_files
 from graft.draft.checkpoints.detect import open_checkpoint
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
-from graft.draft.checkpoints.eagle3 import load_eagle3
+from graft.draft.checkpoints.eagle3 import load_eagle3, projection_of
+from graft.draft.features import FeatureStore
 from graft.draft.nets.eagle import EagleNet
 from graft.draft.nets.eagle3 import Eagle3Net
 from graft.draft.proposers.base import Seat
@@ -242,3 +243,32 @@ def test_worked_alignment_of_prefill_and_extend(
     assert (tokens, positions) == (x[5:8], [4, 5, 6])
     assert np.array_equal(features, script.states[4:7])
     assert seen[1][1] == [7, 7]
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_before_fc": True}, {"fc_norm": True}])
+def test_states_that_verify_projected_draft_the_same(
+    tmp_path: Path,
+    folder: Path,
+    target: Plain,
+    borrowed: Borrowed,
+    options: Mapping[str, Any],
+) -> None:
+    path = write_eagle3(tmp_path / "draft", folder, options=options)
+    net = eagle3(path, target, borrowed)
+    projection = projection_of(open_checkpoint(path), borrowed)
+    assert projection is not None and net.needs is not None
+    assert net.needs.fused_id == projection.fused_id
+    script = Script.written(target, PROMPT, 6, need=net.needs)
+    mirror = script.mirror(len(PROMPT) + 2, 320)
+    raw = mirror.features
+    assert raw is not None
+    fused = FeatureStore(64, fused=True)
+    fused.append(net.fuse(torch.from_numpy(raw.rows(0, raw.length).copy())).numpy())
+    trees = []
+    for store in (raw, fused):
+        mirror.features = store
+        drafter = proposer(net, target)
+        trees.append(drafter.propose([Seat(mirror, BUSH, drafter.open(mirror))])[0])
+    assert trees[0] is not None and trees[1] is not None
+    assert np.array_equal(trees[0].tokens, trees[1].tokens)
+    assert np.array_equal(trees[0].scores, trees[1].scores)  # type: ignore[arg-type]

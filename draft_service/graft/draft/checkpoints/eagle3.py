@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graft.common.errors import Mismatch, ModelNotFound, Unsupported
+from graft.common.projection import Projection
+from graft.common.tree import FloatArray
 from graft.draft.checkpoints.borrowed import Borrowed
 from graft.draft.checkpoints.detect import Checkpoint
 from graft.draft.checkpoints.layers import LayerReader, draft_decoder_config, make_rope
@@ -193,9 +196,41 @@ def load_eagle3(checkpoint: Checkpoint, target: Borrowed, ops: Ops) -> Eagle3Net
         head=_head(config, target, reader, embedding),
     )
     # A head that is shared with the target may lie in the checkpoint too.
+    projection = _projection(config, tensors)
     tensors.finish((*_IGNORED, r"lm_head\.weight") if config.draft_vocab_size is None else _IGNORED)
-    needs = FeatureNeed(config.layers, final_norm=False)
+    fused_id = "" if projection is None else projection.fused_id
+    needs = FeatureNeed(config.layers, final_norm=False, fused_id=fused_id)
     return Eagle3Net(weights, ops, needs, context, token_ids, config.variant)
+
+
+def projection_of(checkpoint: Checkpoint, target: Borrowed) -> Projection | None:
+    """What turns target states into the network's own, for a verify service to apply.
+
+    None for a network that takes the states as they come.
+    """
+    config = eagle3_config(checkpoint.config, target)
+    checkpoint.tensors.rename(_plain_name)
+    return _projection(config, checkpoint.tensors)
+
+
+def _projection(config: Eagle3Config, tensors: Tensors) -> Projection | None:
+    if "fc.weight" not in tensors:
+        return None
+    hidden, width = config.decoder.hidden_size, config.target_hidden_size
+
+    def read(name: str, *shape: int) -> FloatArray:
+        return np.asarray(tensors.weight(name, *shape).numpy(), np.float32)
+
+    places = range(len(config.layers)) if config.fc_norm else ()
+    return Projection(
+        layers=config.layers,
+        weight=read("fc.weight", hidden, config.width),
+        final_norm=False,
+        bias=read("fc.bias", hidden) if "fc.bias" in tensors else None,
+        joined_norm=read("input_norm.weight", config.width) if config.norm_before_fc else None,
+        state_norms=tuple(read(f"fc_norm.{place}.weight", width) for place in places),
+        eps=config.decoder.rms_norm_eps,
+    )
 
 
 def _plain_name(name: str) -> str:

@@ -1,0 +1,89 @@
+"""Drafters with a network, through every service: the text stays the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.testing.checkpoints import write_eagle, write_eagle3
+from graft.testing.cluster import Cluster, running_cluster
+from graft.testing.models import write_tiny_model
+
+LAWS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.9, "seed": 11, "top_p": 0.9, "top_k": 40},
+]
+PROMPTS = ["Count to ten.", "The quick brown fox jumps over the lazy dog. " * 4, "x"]
+TIERS: list[Any] = [
+    "auto",
+    {"num_steps": 4, "topk": 1, "num_draft_tokens": 5},
+    {"num_steps": 3, "topk": 4, "num_draft_tokens": 16},
+]
+
+WRITERS: dict[str, Callable[[Path, Path], Path]] = {
+    "standalone": lambda folder, target: write_tiny_model(folder, layers=1, seed=5),
+    "eagle": lambda folder, target: write_eagle(folder, target),
+    "eagle3": lambda folder, target: write_eagle3(folder, target),
+}
+
+
+@asynccontextmanager
+async def cluster_with(name: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    checkpoint = WRITERS[name](tmp_path / "draft", target)
+    flags = {
+        "proposers": [name],
+        "draft_model_path": str(checkpoint),
+        "model": str(target),
+    }
+    async with running_cluster(target, draft=flags) as running:
+        yield running
+
+
+def text(body: dict[str, Any]) -> str:
+    return str(body["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+async def test_the_text_is_the_one_without_a_drafter(name: str, tmp_path: Path) -> None:
+    async with cluster_with(name, tmp_path) as cluster:
+        for law in LAWS:
+            for prompt in PROMPTS:
+                fields = {"max_tokens": 40, **law}
+                plain = await cluster.chat(prompt, speculation="off", **fields)
+                for tier in TIERS:
+                    mode = tier if tier == "auto" else {"proposer": name, **tier}
+                    drafted = await cluster.chat(prompt, speculation=mode, **fields)
+                    assert text(drafted) == text(plain)
+                    record = drafted["metrics"]["speculative_decoding"]
+                    assert record["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", WRITERS)
+async def test_sessions_side_by_side_keep_their_texts(name: str, tmp_path: Path) -> None:
+    async with cluster_with(name, tmp_path) as cluster:
+
+        def ask(index: int, mode: str) -> Any:
+            law = LAWS[index % len(LAWS)]
+            prompt = f"{index} {PROMPTS[index % len(PROMPTS)]}"
+            return cluster.chat(prompt, max_tokens=30, speculation=mode, **law)
+
+        alone = [text(await ask(index, "off")) for index in range(6)]
+        together = await asyncio.gather(*(ask(index, "auto") for index in range(6)))
+        assert [text(body) for body in together] == alone
+
+
+async def test_a_drafter_that_is_the_target_is_accepted(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=2)
+    flags = {"proposers": ["standalone"], "draft_model_path": str(target), "num_steps": 4}
+    async with running_cluster(target, draft=flags) as cluster:
+        for law in LAWS:
+            body = await cluster.chat("Go on.", max_tokens=60, ignore_eos=True, **law)
+            record = body["metrics"]["speculative_decoding"]
+            assert record["num_accepted_draft_tokens"] > 0.75 * record["num_draft_tokens"]
