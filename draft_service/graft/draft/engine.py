@@ -20,7 +20,7 @@ from graft.draft.candidate import candidate
 from graft.draft.features import FeatureChunk
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
-from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
+from graft.draft.proposers.base import Proposal, Proposer, Sampled, Seat, Wire
 from graft.v1.tree_pb2 import CandidateTree, TreeRefusal
 
 _log = log.get("engine")
@@ -291,6 +291,8 @@ class Engine:
         room = max(0, session.mirror.room - 1)
         tier = session.tier.within(session.mirror.limits.max_nodes, session.mirror.limits.max_depth)
         tier = replace(tier, num_steps=min(tier.num_steps, room))
+        if session.mirror.sampling.compares_probs:
+            tier = replace(tier, topk=min(tier.topk, 1))  # such rules take chains alone
         if session.proposer != name:
             self._unseat(session)
         if tier.off or name not in self._proposers:
@@ -336,13 +338,32 @@ class Engine:
         verbatim = False
         if isinstance(proposal, Wire):
             trees, verbatim = proposal.messages, True
-        elif proposal is not None and proposal.num_nodes > 1 and session.seat is not None:
+        elif proposal is not None and session.seat is not None:
             try:
-                trees = (candidate(_checked(proposal, session.seat), mirror, elapsed_s),)
+                trees = _messages(proposal, session.seat, elapsed_s)
             except TreeRefused as error:
                 self._metrics.withheld.labels("malformed").inc()
                 self._failed(name, [session], error)
         return Proposed(session.key, name, length, digest, trees, verbatim)
+
+
+def _messages(proposal: Tree | Sampled, seat: Seat, elapsed_s: float) -> tuple[CandidateTree, ...]:
+    """The proposal as it is sent; none for a root alone.
+
+    Raises:
+        TreeRefused: verify would refuse it.
+    """
+    tree, probs = (proposal, ()) if isinstance(proposal, Tree) else (proposal.tree, proposal.probs)
+    if tree.num_nodes == 1:
+        return ()
+    if probs and (len(probs) != tree.num_nodes - 1 or tree.max_depth != tree.num_nodes - 1):
+        raise TreeRefused(
+            TreeRefusal.TREE_REFUSAL_BAD_PROBS,
+            f"{len(probs)} distributions, expected one for each of the {tree.num_nodes - 1} "
+            "drafted nodes of a chain",
+        )
+    tree = _checked(tree, seat)
+    return (candidate(tree, seat.mirror, elapsed_s, probs[: tree.num_nodes - 1]),)
 
 
 def _checked(tree: Tree, seat: Seat) -> Tree:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from graft.common.draft_probs import Distribution
 from graft.common.tier import Tier
 from graft.common.tree import HARD_MAX_NODES, Tree, from_parents
 from graft.draft.features import FeatureNeed
@@ -80,7 +81,21 @@ class Wire:
     messages: tuple[CandidateTree, ...]
 
 
-Proposal = Tree | Wire | None
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chain whose tokens were drawn by chance, for accept rules that compare probabilities.
+
+    probs: one distribution a drafted node, each the one that its token was drawn from with
+        `draft_probs.draw_uniform(seed, prefix length, step)`. Verify draws again and replaces a
+        token that is another, so a chain that was drawn in any other way ends early.
+    """
+
+    tree: Tree
+    probs: tuple[Distribution, ...]
+
+
+Proposal = Tree | Sampled | Wire | None
+"""A plain tree says that nothing was drawn: each token was the proposer's guess for certain."""
 
 
 class Proposer(Protocol):
