@@ -106,6 +106,13 @@ class DraftKv:
         lane.pages.clear()
         lane.length = lane.base
 
+    def forget(self, lane: Lane, before: int) -> None:
+        """Takes whole pages of positions before `before` back; the lane then begins later."""
+        count = max(0, min(before, lane.length) - lane.base) // PAGE_TOKENS
+        self._free += lane.pages[:count]
+        del lane.pages[:count]
+        lane.base += count * PAGE_TOKENS
+
     def _grow(self, missing: int) -> None:
         wanted = max(self.num_pages + missing, 2 * self.num_pages, _FIRST_PAGES)
         num_pages = min(wanted, self._max_pages)

@@ -20,15 +20,15 @@ class Part:
     positions: [rows], absolute (RoPE).
     write_slots: [rows], physical.
     prefix_len: [rows], leading slots of the lane that a row sees.
-    extra_slots: [rows, extra], physical slots that a row sees besides, itself last; width 0 for
-        rows that see a prefix with themselves in it.
+    extra_slots: [rows, extra] or one array a row, physical slots that a row sees besides, in order
+        of position; none for rows that see a prefix with themselves in it.
     """
 
     lane: Lane
     positions: IntArray
     write_slots: IntArray
     prefix_len: IntArray
-    extra_slots: IntArray
+    extra_slots: IntArray | Sequence[IntArray]
 
 
 def prefix_part(lane: Lane, first: int, stop: int) -> Part:
@@ -58,10 +58,42 @@ def tree_part(lane: Lane, positions: IntArray, paths: IntArray) -> Part:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What rows of a block see. causal: nothing after themselves in the block.
+
+    window: keys within it only, on either side and counting the row's own; 0 sees everything.
+    """
+
+    causal: bool
+    window: int = 0
+
+
+def block_part(lane: Lane, size: int, sight: Sight) -> Part:
+    """A block of `size` rows right behind what is committed, in scratch slots.
+
+    The window of a causal block is left to `Ops.attend`; here it differs from row to row.
+    """
+    first, stop = lane.length, lane.length + size
+    positions = np.arange(first, stop, dtype=np.int32)
+    plain = prefix_part(lane, first, stop)
+    if sight.causal:
+        return plain
+    extra: list[IntArray] = [np.empty(0, np.int32)] * size
+    prefix_len = np.full(size, stop - lane.base, np.int32)
+    if sight.window:
+        prefix_len = np.zeros(size, np.int32)
+        extra = [
+            lane.slots(max(lane.base, row - sight.window + 1), min(stop, row + sight.window))
+            for row in positions.tolist()
+        ]
+    return Part(lane, positions, plain.write_slots, prefix_len, extra)
+
+
 def step_rows(parts: Sequence[Part]) -> StepRows:
     """The parts side by side."""
     counts = [len(part.positions) for part in parts]
-    widths = np.repeat([part.extra_slots.shape[1] for part in parts], counts)
+    widths = [len(slots) for part in parts for slots in part.extra_slots]
     extra_ptr = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(widths, out=extra_ptr[1:])
     most = max(len(part.lane.pages) for part in parts)
@@ -76,6 +108,6 @@ def step_rows(parts: Sequence[Part]) -> StepRows:
         prefix_len=torch.from_numpy(np.concatenate([part.prefix_len for part in parts])),
         extra_ptr=torch.from_numpy(extra_ptr),
         extra_slots=torch.from_numpy(
-            np.concatenate([part.extra_slots.reshape(-1) for part in parts])
+            np.concatenate([np.concatenate(part.extra_slots) for part in parts])
         ),
     )

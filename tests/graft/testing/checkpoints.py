@@ -21,7 +21,7 @@ EAGLE3_LAYOUTS = ("safeailab", "specforge", "sglang", "speculators")
 EAGLE_LAYOUTS = ("safeailab", "sglang", "qwen2")
 
 
-class _Random:
+class Random:
     """Random tensors of a checkpoint; equal seeds give equal files."""
 
     def __init__(self, seed: int) -> None:
@@ -59,7 +59,7 @@ def write_eagle(
     seed: int = 1,
 ) -> Path:
     """An EAGLE head. layout: one of EAGLE_LAYOUTS; "safeailab" is a pickle file, as published."""
-    config, random = target_config(target), _Random(seed)
+    config, random = target_config(target), Random(seed)
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     family = "qwen2" if layout == "qwen2" else "llama"
     shown = {"safeailab": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLMEagle"}
@@ -75,10 +75,10 @@ def write_eagle(
         tensors |= _layer(random, name, config, hidden, wide, biases=layout == "qwen2")
         if number:
             tensors[f"{name}.input_layernorm.weight"] = random.gain(hidden)
-    _write_config(
+    write_config(
         folder,
         {
-            **_shape(config),
+            **shape_of(config),
             "architectures": [shown.get(layout, "LlamaForCausalLMEagle")],
             "model_type": family,
             "num_hidden_layers": layers,
@@ -114,7 +114,7 @@ def write_eagle3(
     hidden: of the drafter, the target's by default. options: norm_before_fc, fc_norm,
     use_aux_norm, norm_before_residual, norm_output.
     """
-    config, random, chosen = target_config(target), _Random(seed), dict(options or {})
+    config, random, chosen = target_config(target), Random(seed), dict(options or {})
     wide_target = config["hidden_size"]
     hidden, wide = hidden or wide_target, config["intermediate_size"]
     states = (len(layer_ids) if layer_ids else 3) * wide_target
@@ -149,9 +149,9 @@ def write_eagle3(
     if layout == "sglang":
         bare = ("d2t", "t2d")
         tensors = {x if x in bare else f"model.{x}": y for x, y in tensors.items()}
-    shape = {**_shape(config), "hidden_size": hidden, "vocab_size": vocab}
-    shape |= {"head_dim": _head_dim(config), "num_hidden_layers": layers}
-    _write_config(
+    shape = {**shape_of(config), "hidden_size": hidden, "vocab_size": vocab}
+    shape |= {"head_dim": head_dim(config), "num_hidden_layers": layers}
+    write_config(
         folder,
         _eagle3_config(layout, shape, draft_vocab_size, layer_ids, wide_target, chosen, target),
     )
@@ -161,7 +161,7 @@ def write_eagle3(
 
 def write_token_map(path: Path, target: Path, count: int = 120, as_list: bool = True) -> Path:
     """An FR-Spec map of printable ASCII and more, as a list or a tensor."""
-    ids = _Random(2).some_ids(count, target_config(target)["vocab_size"])[::-1].copy()
+    ids = Random(2).some_ids(count, target_config(target)["vocab_size"])[::-1].copy()
     torch.save(ids.tolist() if as_list else torch.from_numpy(ids), path)
     return path
 
@@ -218,7 +218,7 @@ def _eagle3_config(
 
 
 def _layer(
-    random: _Random,
+    random: Random,
     name: str,
     config: Mapping[str, Any],
     width: int,
@@ -233,12 +233,12 @@ def _layer(
     heads["v"] = heads["k"]
     tensors: _Tensors = {}
     for part, count in heads.items():
-        rows = count * _head_dim(config)
+        rows = count * head_dim(config)
         tensors[f"{name}.self_attn.{part}_proj.weight"] = random.weight(rows, width)
         if biases:
             tensors[f"{name}.self_attn.{part}_proj.bias"] = random.bias(rows)
     tensors[f"{name}.self_attn.o_proj.weight"] = random.weight(
-        hidden, heads["q"] * _head_dim(config)
+        hidden, heads["q"] * head_dim(config)
     )
     tensors[f"{name}.mlp.gate_proj.weight"] = random.weight(wide, hidden)
     tensors[f"{name}.mlp.up_proj.weight"] = random.weight(wide, hidden)
@@ -247,11 +247,13 @@ def _layer(
     return tensors
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Of a target, by its key or by division."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a target that its drafters share."""
     keys = (
         "hidden_size",
         "intermediate_size",
@@ -265,6 +267,7 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in keys} | {"tie_word_embeddings": False}
 
 
-def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.json to a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
