@@ -66,6 +66,9 @@ up: setup  ## serve the embedded model on http://127.0.0.1:8000
 down:  ## end what make up started, from another terminal
 	@kill -TERM "$$(cat $(VENV)/up.pid)" && rm $(VENV)/up.pid && echo stopping
 
+bench: setup  ## what a forward costs here; ARGS adds flags, graft bench has more
+	$(BIN)/graft bench verify-cost $(ARGS)
+
 compose-test:  ## build the images and try them with a real Docker engine
 	$(PYTHON) deploy/compose_test.py
 

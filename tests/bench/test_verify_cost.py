@@ -1,16 +1,54 @@
-"""Deciding is cheap beside the target's forward."""
+"""The cost of a forward by rows: the shape of what is reported, on a tiny model."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
 import pytest
 
-from graft.bench.verify_cost import run
-from graft.kernels.cpu.choose import native
+from graft.bench import verify_cost
+from graft.bench.bandwidth import Stream
+from graft.common.errors import Unsupported
+from graft.models.storage import Precision
+from graft.testing.gguf_models import write_gguf
+from graft.testing.models import write_tiny_model
 
 
-@pytest.mark.slow
-@pytest.mark.embedded
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(native() is None, reason="the bar is for native kernels")
-def test_choice_walk_and_keep_take_less_than_a_tenth_of_the_forward() -> None:
-    for cost in run(rounds=3):
-        print(f"{cost.law}: {cost.ratio:.1%}")
-        assert cost.ratio < 0.1, cost
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_gguf(folder, folder / "tiny.gguf", gguf.GGMLQuantizationType.Q4_1)
+    (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def small_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_cost, "Stream", lambda: Stream(1 << 20))
+
+
+def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:
+    heard: list[None] = []
+    cost = verify_cost.run(
+        model,
+        [Precision.FP32, Precision.Q4_1],
+        threads=1,
+        rounds=2,
+        rows=(1, 4),
+        context=32,
+        on_round=lambda: heard.append(None),
+    )
+    answer = cost.as_json()
+    assert list(answer) == ["stream_gb_s", "fp32", "q4_1"]
+    assert list(answer["fp32"]) == list(answer["q4_1"]) == ["1", "4"]
+    assert min(answer["stream_gb_s"], *answer["fp32"].values(), *answer["q4_1"].values()) > 0
+    assert len(heard) == 3
+    page = cost.page({})
+    assert len(page.tables[0].rows) == 4 and page.plots
+    assert cost.costs[1].weight_bytes < cost.costs[0].weight_bytes
+
+
+def test_a_precision_the_model_has_not_is_refused(model: str) -> None:
+    with pytest.raises(Unsupported, match="q8_0 was asked for"):
+        verify_cost.run(model, [Precision.Q8_0], threads=1, rounds=1)

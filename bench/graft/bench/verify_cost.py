@@ -1,149 +1,155 @@
-"""What choosing, walking and keeping cost beside the target forward of the same batch.
+"""What verifying N nodes costs: milliseconds of a target forward against its rows.
 
-    python -m graft.bench.verify_cost
-
-Sessions hold trees of one shape and cached keys of no meaning; times do not depend on values,
-apart from the logits, which are the model's own for the tokens of the trees.
+A forward is one tree of N nodes behind a cached context, all layers and the logits of every row.
+Precisions, row counts and readings of the memory bandwidth take turns, so that a busy moment hits
+all of them; medians are reported.
 """
 
 from __future__ import annotations
 
-import sys
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 
-from graft.common.model_files import resolve
-from graft.common.sampling import Sampling
-from graft.common.tree import Tree, from_parents
-from graft.kernels.cpu.keep import keep_moves
-from graft.kernels.ops import KvCache, Ops, StepRows, select
-from graft.kernels.rows import Law, choice_rows, tree_rows
-from graft.models.load import Target, load_target
+from graft.bench.bandwidth import Stream
+from graft.bench.report.page import Lines, Page, Table
+from graft.bench.step import binary_tree, random_cache, tree_step
+from graft.kernels.ops import Ops, select
+from graft.models.load import Target, load_target, read_config
+from graft.models.storage import Precision, resolve_for, storage_of
 
-SESSIONS = 8
-NODES = 16
-PREFIX = 128
-ROUNDS = 5
-LAWS = {
-    "greedy": Sampling(),
-    "T = 1": Sampling(temperature=1.0),
-    "T = 0.8, top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
-}
-_MODEL = "smollm2-135m-instruct"
-_PAGE_TOKENS = 16
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Medians. milliseconds: of each row count; weight_bytes: read by every forward."""
+
+    precision: str
+    held_as: str
+    weight_bytes: int
+    milliseconds: dict[int, float]
+
+    def gb_s(self, rows: int) -> float:
+        """Weights streamed a second."""
+        return self.weight_bytes / self.milliseconds[rows] / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """The best of all rounds, in seconds, so that other work on the machine counts least."""
+    """One run. stream_gb_s: the best reading of the memory bandwidth."""
 
-    law: str
-    forward_s: float
-    choose_s: float
-    accept_s: float
-    keep_s: float
+    stream_gb_s: float
+    costs: tuple[Costs, ...]
 
-    @property
-    def ratio(self) -> float:
-        """Choice, walk and keep over the forward."""
-        return (self.choose_s + self.accept_s + self.keep_s) / self.forward_s
+    def as_json(self) -> dict[str, Any]:
+        """One object for machines."""
+        found: dict[str, Any] = {"stream_gb_s": round(self.stream_gb_s, 2)}
+        for cost in self.costs:
+            found[cost.precision] = {
+                str(rows): round(ms, 3) for rows, ms in cost.milliseconds.items()
+            }
+        return found
 
-
-def measure(target: Target, ops: Ops, rounds: int = ROUNDS) -> list[VerifyCost]:
-    """One line a law, all in one run over the same batch."""
-    trees = [_tree(seed, target.vocab_size) for seed in range(SESSIONS)]
-    kv, step = _step(target, trees)
-    tokens = torch.from_numpy(np.concatenate([tree.tokens for tree in trees]))
-    wanted = torch.from_numpy(np.concatenate([_last_path(tree) for tree in trees]))
-    decoder, flat = target.decoder, tree_rows(trees)
-    logits = decoder.logits(decoder.forward(tokens, step, kv, None))
-    accepted, index = ops.accept(flat, wanted)
-
-    def keep() -> None:
-        ops.keep(kv, *keep_moves(flat.ptr, accepted, index, step.write_slots))
-
-    def cost(name: str, sampling: Sampling) -> VerifyCost:
-        law = choice_rows([Law(sampling, tree, PREFIX) for tree in trees], target.vocab_size)
-        parts: tuple[Callable[[], object], ...] = (
-            lambda: decoder.logits(decoder.forward(tokens, step, kv, None)),
-            lambda: ops.choose(logits, law),
-            lambda: ops.accept(flat, wanted),
-            keep,
+    def page(self, facts: dict[str, str]) -> Page:
+        """The report: a table and a curve a precision."""
+        lines = [
+            (
+                cost.precision,
+                cost.held_as,
+                rows,
+                round(ms, 3),
+                round(ms / cost.milliseconds[min(cost.milliseconds)], 3),
+                round(cost.gb_s(rows), 2),
+                round(cost.gb_s(rows) / self.stream_gb_s, 3),
+            )
+            for cost in self.costs
+            for rows, ms in cost.milliseconds.items()
+        ]
+        columns = ("precision", "held as", "rows", "ms", "times 1 row", "GB/s", "of the stream")
+        curves = {
+            cost.precision: [(float(rows), ms) for rows, ms in cost.milliseconds.items()]
+            for cost in self.costs
+        }
+        return Page(
+            "verify-cost",
+            "Cost of a target forward against its rows",
+            self.as_json(),
+            {**facts, "streaming bandwidth": f"{self.stream_gb_s:.1f} GB/s"},
+            [Table("Medians", columns, lines)],
+            [Lines("Milliseconds against rows", "rows", "ms", curves)],
         )
-        times = [[_seconds(part) for part in parts] for _ in range(rounds)]
-        return VerifyCost(name, *(min(column) for column in zip(*times, strict=True)))
 
-    return [cost(name, sampling) for name, sampling in LAWS.items()]
+
+def run(
+    model: str,
+    precisions: Sequence[Precision],
+    *,
+    threads: int,
+    rounds: int = 9,
+    rows: Sequence[int] = ROWS,
+    context: int = CONTEXT,
+    on_round: Callable[[], None] | None = None,
+) -> VerifyCost:
+    """Loads the model once a precision and measures all of them side by side.
+
+    Raises:
+        GraftError: the model cannot be loaded so.
+    """
+    ops = select("cpu", threads)
+    torch.set_num_threads(threads)
+    targets = [_load(model, ops, precision, context + max(rows)) for precision in precisions]
+    forwards = [[_forward(target, count, context) for count in rows] for target, _ in targets]
+    stream = Stream()
+    times: list[list[list[float]]] = [[[] for _ in rows] for _ in targets]
+    with torch.inference_mode():
+        for number in range(rounds + 1):
+            stream.measure()
+            for place, column in enumerate(forwards):
+                for index, forward in enumerate(column):
+                    seconds = _seconds(forward)
+                    if number:  # the first round warms up
+                        times[place][index].append(seconds)
+            if on_round is not None:
+                on_round()
+    costs = tuple(
+        Costs(
+            precision.value,
+            target.precision,
+            weight_bytes,
+            {
+                count: statistics.median(found) * 1e3
+                for count, found in zip(rows, column, strict=True)
+            },
+        )
+        for precision, (target, weight_bytes), column in zip(
+            precisions, targets, times, strict=True
+        )
+    )
+    return VerifyCost(stream.best_gb_s, costs)
+
+
+def _load(model: str, ops: Ops, precision: Precision, context: int) -> tuple[Target, int]:
+    files = resolve_for(model, precision)
+    config = read_config(files)
+    storage = storage_of(files, config, precision)
+    target = load_target(files, ops, None, min(context, config.context_length), storage)
+    return target, storage.num_bytes(ops.keeps_blocks)
+
+
+def _forward(target: Target, num_rows: int, context: int) -> Callable[[], object]:
+    tree = binary_tree(num_rows, num_rows, target.vocab_size)
+    tokens, rows, num_slots = tree_step([tree], context)
+    kv, decoder = random_cache(target.config, num_slots), target.decoder
+    return lambda: decoder.logits(decoder.forward(tokens, rows, kv, None))
 
 
 def _seconds(part: Callable[[], object]) -> float:
     start = time.perf_counter()
     part()
     return time.perf_counter() - start
-
-
-def _tree(seed: int, vocab_size: int) -> Tree:
-    """Two children a node, so that the second branch is not the first path."""
-    generator = np.random.default_rng(seed)
-    tokens = generator.choice(vocab_size, NODES, replace=False)
-    return from_parents(tokens.tolist(), [-1, *((node - 1) // 2 for node in range(1, NODES))])
-
-
-def _last_path(tree: Tree) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """The token of each node's last child, 0 at leaves: a choice that ends in the last leaf."""
-    wanted = np.zeros(tree.num_nodes, np.int32)
-    for node in range(1, tree.num_nodes):
-        wanted[tree.parent[node]] = tree.tokens[node]
-    return wanted
-
-
-def _step(target: Target, trees: list[Tree]) -> tuple[KvCache, StepRows]:
-    config = target.config
-    pages = (PREFIX + NODES) // _PAGE_TOKENS
-    slots = SESSIONS * pages * _PAGE_TOKENS
-    shape = (config.num_layers, slots, config.num_kv_heads, config.head_dim)
-    generator = torch.Generator().manual_seed(0)
-    kv = KvCache(
-        torch.randn(shape, generator=generator), torch.randn(shape, generator=generator), 16
-    )
-    firsts = [session * pages * _PAGE_TOKENS + PREFIX for session in range(SESSIONS)]
-    paths = [
-        [first + node for node in tree.ancestors(row)]
-        for first, tree in zip(firsts, trees, strict=True)
-        for row in range(tree.num_nodes)
-    ]
-    lengths = [len(path) for path in paths]
-    return kv, StepRows(
-        positions=torch.tensor([PREFIX + length - 1 for length in lengths], dtype=torch.int32),
-        write_slots=torch.tensor([path[-1] for path in paths], dtype=torch.int32),
-        sequence=torch.arange(SESSIONS, dtype=torch.int32).repeat_interleave(NODES),
-        page_table=torch.arange(SESSIONS * pages, dtype=torch.int32).reshape(SESSIONS, pages),
-        prefix_len=torch.full((len(paths),), PREFIX, dtype=torch.int32),
-        extra_ptr=torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32),
-        extra_slots=torch.tensor([slot for path in paths for slot in path], dtype=torch.int32),
-    )
-
-
-def run(threads: int = 2, rounds: int = ROUNDS) -> list[VerifyCost]:
-    """Loads the embedded model and measures it."""
-    ops = select("cpu", threads)
-    target = load_target(resolve(_MODEL, weights=True), ops, context_length=512)
-    return measure(target, ops, rounds)
-
-
-def main() -> None:
-    """Prints one line a law."""
-    for cost in run():
-        sys.stdout.write(
-            f"{cost.law}: forward {cost.forward_s * 1e3:.1f} ms, choose {cost.choose_s * 1e3:.2f}, "
-            f"accept {cost.accept_s * 1e3:.3f}, keep {cost.keep_s * 1e3:.3f} ms, "
-            f"ratio {cost.ratio:.1%}\n"
-        )
-
-
-if __name__ == "__main__":
-    main()

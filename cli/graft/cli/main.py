@@ -25,7 +25,7 @@ _COMMANDS = {
     "draft": "Run one draft replica alone.",
     "chat": "Chat with a running gateway in the terminal.",
     "complete": "Complete one prompt at a running gateway.",
-    "bench": "Measure a running gateway: parity.",
+    "bench": "Measure: texts, load, rounds, peers and the cost of a forward.",
     "models": "List, fetch and check models on this machine.",
     "doctor": "Say what this machine has and what is missing.",
     "health": "Exit 0 when a service is serving, 1 when it is not.",

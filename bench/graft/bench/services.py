@@ -1,0 +1,116 @@
+"""Starts a gateway, a verify and a draft replica of this project as processes, for measurements.
+
+They are what `graft up` starts, on free ports, and end with the block that started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from graft.common.errors import GraftError
+
+_HOST = "127.0.0.1"
+_START_S = 600.0
+_STOP_S = 20.0
+_ASK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to serve. config: a file of further settings, as of `graft up --config`."""
+
+    model: str
+    precision: str
+    threads: int
+    config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services are."""
+
+    url: str
+    verify: str
+    draft: str
+
+
+@asynccontextmanager
+async def running(setup: Setup) -> AsyncIterator[Addresses]:
+    """The services, ready; they are ended after.
+
+    Raises:
+        GraftError: they did not start; the message has what they said last.
+    """
+    rest, rpc, verify, draft = _free_ports(4)
+    words = [
+        "up",
+        f"--model={setup.model}",
+        f"--precision={setup.precision}",
+        f"--threads={setup.threads}",
+        f"--port={rest}",
+        f"--grpc-port={rpc}",
+        f"--verify-port={verify}",
+        f"--draft-port={draft}",
+        "--drain-s=1",
+    ]
+    if setup.config is not None:
+        words.append(f"--config={setup.config}")
+    with tempfile.TemporaryFile("w+") as said:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "graft.cli.main", *words, stdout=said, stderr=said
+        )
+        try:
+            addresses = Addresses(f"http://{_HOST}:{rest}", f"{_HOST}:{verify}", f"{_HOST}:{draft}")
+            if not await _ready(process, addresses.url):
+                said.seek(0)
+                last = " | ".join(said.read().strip().splitlines()[-4:])
+                raise GraftError(f"the services did not start: {last}")
+            yield addresses
+        finally:
+            await _end(process)
+
+
+async def _ready(process: asyncio.subprocess.Process, url: str) -> bool:
+    """True once all three serve and a drafter is connected; False when they ended instead."""
+    until = time.monotonic() + _START_S
+    async with httpx.AsyncClient(base_url=url, timeout=5.0) as client:
+        while process.returncode is None and time.monotonic() < until:
+            with suppress(httpx.HTTPError, ValueError, KeyError):
+                if (await client.get("/ready")).status_code == 200:
+                    found = (await client.get("/v1/models")).json()
+                    if found["data"]:
+                        return True
+            await asyncio.sleep(_ASK_S)
+    return False
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    listeners = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    try:
+        return [listener.getsockname()[1] for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()
