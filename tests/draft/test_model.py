@@ -177,3 +177,23 @@ def test_a_long_prompt_runs_in_chunks(target: Plain, other: Plain) -> None:
     assert trees[0] is not None and trees[1] is not None
     assert np.array_equal(trees[0].tokens, trees[1].tokens)
     assert np.array_equal(trees[0].parent, trees[1].parent)
+
+
+def test_logits_equal_those_of_transformers(tmp_path: Path, target: Plain) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = write_tiny_model(tmp_path / "draft", "qwen3", layers=2, seed=8)
+    drafter = standalone(Plain.load(folder))
+    script = Script.written(target, prompts(3)[2], 9)
+    mirror = script.mirror(len(script.prompt) + 1, target.target.vocab_size)
+    seat = Seat(mirror, BUSH, drafter.open(mirror))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for count in (1, 4, 3):
+        drafter.propose([seat])
+        hidden = state_of(seat).hidden
+        assert hidden is not None
+        with torch.inference_mode():
+            theirs = model(torch.tensor([mirror.prefix.tokens.tolist()])).logits[0, -1]
+        ours = drafter.net.logits(hidden[None])[0]
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        said = len(mirror.prefix) - len(script.prompt)
+        script.commit(mirror, script.answer[said : said + count])
