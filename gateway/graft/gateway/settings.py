@@ -92,6 +92,7 @@ class GatewaySettings(Settings):
     head_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="How long the headers of a request may take to come."
     )
+    ui: bool = Field(True, description="Serve the page that shows speculation at work, at /.")
     api_keys: list[str] = Field(
         default_factory=list, description="Keys that clients must show; none lets everybody in."
     )

@@ -19,6 +19,7 @@ from graft.gateway.rest import chat, completions, health, models, tokenize
 from graft.gateway.rest.errors import HttpError, error_response, http_error_response
 from graft.gateway.rest.follow import ClientGone
 from graft.gateway.rest.middleware import CLIENT_GONE, Front
+from graft.gateway.rest.page import page_paths, page_router, read_files
 
 _log = log.get("rest")
 _CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
@@ -42,7 +43,16 @@ def build(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(Exception, _defect)
     settings = gateway.settings
-    return Front(app, Keys(settings.api_keys), gateway.metrics, settings.max_body_bytes)
+    page = read_files() if settings.ui else {}
+    if page:
+        app.include_router(page_router(page))
+    return Front(
+        app,
+        Keys(settings.api_keys),
+        gateway.metrics,
+        settings.max_body_bytes,
+        page_paths(page) if page else frozenset(),
+    )
 
 
 async def _graft_error(_: Request, error: Exception) -> Response:

@@ -31,13 +31,21 @@ _BODY_TIMEOUT_S = 60.0
 
 
 class Front:
-    """The outermost ASGI application."""
+    """The outermost ASGI application. `open_paths` need no key, beside those of probes."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        metrics: Metrics,
+        max_body_bytes: int,
+        open_paths: frozenset[str] = frozenset(),
+    ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._open_paths = _OPEN_PATHS | open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,7 +88,7 @@ class Front:
             route = inner.get("route")
             name = getattr(route, "path", "other")
             self._metrics.request(name, str(code))
-            line = _log.debug if path in _OPEN_PATHS else _log.info
+            line = _log.debug if path in self._open_paths else _log.info
             line(
                 "request answered",
                 request=request_id,
@@ -93,7 +101,7 @@ class Front:
     async def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
         path = scope["path"]
-        if path not in _OPEN_PATHS:
+        if path not in self._open_paths:
             try:
                 raw = dict(scope["headers"]).get(b"authorization")
                 scope["state"]["tenant"] = self._keys.tenant(raw)
