@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from graft.verify.scheduler import Scheduler, SchedulerLimits
 from graft.verify.session import Phase, Session, SessionRequest
 from graft.verify.shelf import Proposal
 
-Drafter = Callable[[list[int]], Tree | None]
-"""A tree for the committed tokens; None has nothing to propose."""
+Drafter = Callable[[list[int]], Tree | Proposal | None]
+"""What to propose after the committed tokens; None has nothing to propose."""
 
 STREAM = 1
 
@@ -132,6 +132,7 @@ class Replica:
             drafter = self._open[session.session_id].drafter
             if drafter is None or session.phase is not Phase.DECODING:
                 continue
-            tree = drafter(session.prefix.tokens.tolist())
-            proposal = Proposal(tree, stream=STREAM)
+            made = drafter(session.prefix.tokens.tolist())
+            proposal = made if isinstance(made, Proposal) else Proposal(made)
+            proposal = replace(proposal, stream=STREAM)
             self.scheduler.offer(session.session_id, session.name, proposal, 0.0)
