@@ -88,9 +88,8 @@ class Sampling:
 
     @property
     def rule_name(self) -> str:
-        """The rule in lower case, "_lossy" behind it when a threshold makes it that."""
-        name = AcceptRule.Name(self.rule).removeprefix("ACCEPT_RULE_").lower()
-        return f"{name}_lossy" if self.lossy else name
+        """The rule in lower case, as settings and requests write it."""
+        return AcceptRule.Name(self.rule).removeprefix("ACCEPT_RULE_").lower()
 
     @property
     def lossy(self) -> bool:

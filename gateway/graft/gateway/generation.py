@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graft.common import log
 from graft.common.errors import Draining, GraftError, NoReplica, Stalled
@@ -22,6 +22,7 @@ from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
 from graft.gateway.replicas import Replicas
 from graft.gateway.streams import Closings
 from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.v1.sampling_pb2 import AcceptRule
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 
 _log = log.get("generation")
@@ -59,11 +60,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The session exists, for the first time or again."""
+    """The session exists, for the first time or again.
+
+    law: with the accept rule and the thresholds that the replica has put in force. simulated: its
+    acceptance is drawn for a benchmark, so the text means nothing.
+    """
 
     num_cached: int
     tier: Tier
     eos_tokens: frozenset[int]
+    law: Sampling
+    simulated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +243,17 @@ class Generation:
             )
         )
 
+    def _hold_to(self, opened: verify_pb2.SessionOpened) -> Sampling:
+        """The law in force; a replay asks for it, whatever the next replica's default is."""
+        law = replace(
+            self._plan.sampling,
+            rule=opened.rule or AcceptRule.ACCEPT_RULE_COUPLED,
+            threshold_single=opened.threshold_single or 1.0,
+            threshold_acc=opened.threshold_acc or 1.0,
+        )
+        self._plan = replace(self._plan, sampling=law)
+        return law
+
     async def _follow(self, replica: VerifyReplica) -> AsyncGenerator[Event, None]:
         """One session at one replica, from open to its end."""
         left_s = self._deadline - time.monotonic()
@@ -258,12 +276,17 @@ class Generation:
             if not opened.HasField("opened"):
                 raise GraftError("the verify replica did not say that the session is open")
             session = opened.opened.session_id
+            law = self._hold_to(opened.opened)
             if not tier.off:
                 self._services.attendants.attend(
                     placement.Wish(session, opened.opened.ticket, replica.address, tier)
                 )
             yield Opened(
-                opened.opened.cached_token_count, tier, frozenset(description.eos_token_ids)
+                num_cached=opened.opened.cached_token_count,
+                tier=tier,
+                eos_tokens=frozenset(description.eos_token_ids),
+                law=law,
+                simulated=opened.opened.simulated,
             )
             started = False
             while not ended:

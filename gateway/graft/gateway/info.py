@@ -7,6 +7,8 @@ from typing import Any
 
 from graft.gateway.core import Gateway
 from graft.gateway.replicas import Replicas
+from graft.v1 import verify_pb2
+from graft.v1.sampling_pb2 import AcceptRule
 
 
 def server_info(gateway: Gateway) -> dict[str, Any]:
@@ -28,7 +30,10 @@ def server_info(gateway: Gateway) -> dict[str, Any]:
             }
         ],
         "num_in_flight": gateway.num_in_flight,
-        "verify": _replicas(gateway.verify),
+        "verify": [
+            {**body, **_rules(replica.description)}
+            for body, replica in zip(_replicas(gateway.verify), gateway.verify, strict=True)
+        ],
         "draft": _replicas(gateway.drafts),
     }
 
@@ -39,6 +44,25 @@ def server_version() -> str:
         return version("graft-serve")
     except PackageNotFoundError:
         return "0.0.0"
+
+
+def _rules(description: verify_pb2.VerifyServiceDescribeResponse | None) -> dict[str, Any]:
+    """How a verify replica accepts; `simulated` only where it does not decide at all."""
+    if description is None:
+        return {}
+    names = [AcceptRule.Name(rule) for rule in description.accept_rules]
+    body: dict[str, Any] = {
+        "accept_rules": [name.removeprefix("ACCEPT_RULE_").lower() for name in names]
+    }
+    if description.HasField("simulated"):
+        simulated = description.simulated
+        body["simulated"] = {
+            "accept_length": simulated.accept_length,
+            "method": simulated.method,
+            "token_mode": simulated.token_mode,
+            "clients_allowed": simulated.clients_allowed,
+        }
+    return body
 
 
 def _replicas(replicas: Replicas[Any]) -> list[dict[str, Any]]:

@@ -77,6 +77,9 @@ class Metrics:
         self._requests = counter("graft_requests", "Requests by route and status", "route", "code")
         self._ignored = counter("graft_ignored_params", "Unknown request fields that were ignored")
         self._cancelled = counter("graft_cancelled", "Choices given up by the client", "cause")
+        self._lossy = counter(
+            "graft_lossy_choices", "Choices whose accept thresholds are below 1", "rule"
+        )
         self._prompt_tokens = counter("graft_prompt_tokens", "Prompt tokens of requests")
         self._tokens = counter("graft_completion_tokens", "Tokens delivered to clients")
         self._tree_nodes = histogram(
@@ -162,6 +165,10 @@ class Metrics:
     def ignored(self, count: int) -> None:
         """Unknown fields were ignored."""
         self._ignored.inc(count)
+
+    def lossy(self, rule: str) -> None:
+        """A choice trades exactness for acceptance."""
+        self._lossy.labels(rule).inc()
 
     def prompt(self, tokens: int) -> None:
         """A prompt was admitted."""

@@ -34,6 +34,7 @@ from graft.gateway.request import (
 from graft.gateway.text import StopStrings
 from graft.gateway.tokenizer import Tokenizer
 from graft.v1 import draft_pb2
+from graft.v1.sampling_pb2 import AcceptRule
 
 _SEED_BITS = 64
 _THREAD_CHARS = 16_384
@@ -291,7 +292,17 @@ def _sampling(request: GenerationFields, seed: int) -> Sampling:
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias=request.biases(),
+        rule=_rule(request.accept_rule),
+        threshold_single=request.threshold_single,
+        threshold_acc=request.threshold_acc,
     )
+
+
+def _rule(name: str | None) -> AcceptRule.ValueType:
+    """The rule of a name; unspecified leaves it to the verify replica."""
+    if name is None:
+        return AcceptRule.ACCEPT_RULE_UNSPECIFIED
+    return AcceptRule.Value(f"ACCEPT_RULE_{name.upper()}")
 
 
 def _fitting(num_prompt: int, budget: int | None, context_length: int, field: str) -> int:

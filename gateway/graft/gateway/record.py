@@ -19,6 +19,9 @@ class SpeculationRecord:
 
     tier: Tier = OFF
     inactive_reason: str = ""
+    rule: str = "coupled"
+    lossy: bool = False
+    simulated: bool = False
     num_rounds: int = 0
     num_tree_rounds: int = 0
     num_drafted: int = 0
@@ -41,11 +44,18 @@ class SpeculationRecord:
         self.accepted_by_round[accepted] += 1
         self.accepted_by_position.update(range(accepted))
 
+    def ruled(self, rule: str, lossy: bool, simulated: bool) -> None:
+        """Notes the accept rule in force; lossy and simulated sessions stain the whole request."""
+        self.rule = rule
+        self.lossy = self.lossy or lossy
+        self.simulated = self.simulated or simulated
+
     def merge(self, other: SpeculationRecord) -> None:
         """Adds the counts of another choice to this one, in place."""
         if self.tier.off:
             self.tier = other.tier
         self.inactive_reason = self.inactive_reason or other.inactive_reason
+        self.ruled(other.rule, other.lossy, other.simulated)
         self.num_rounds += other.num_rounds
         self.num_tree_rounds += other.num_tree_rounds
         self.num_drafted += other.num_drafted
@@ -96,9 +106,13 @@ class SpeculationRecord:
             "num_rounds": self.num_rounds,
             "accept_length": self.accept_length,
             "accepted_per_position": self.by_position,
+            "accept_rule": self.rule,
+            "lossy": self.lossy,
             "active": self.active,
             "tier": None if self.tier.off else tier_body(self.tier),
         }
+        if self.simulated:
+            body["simulated"] = True
         if self.inactive_reason:
             body["inactive_reason"] = self.inactive_reason
         return body

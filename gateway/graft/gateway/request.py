@@ -91,6 +91,9 @@ class GenerationFields(Fields):
     stream_options: StreamOptions | None = None
     user: str | None = None
     speculation: str | SpeculationField | None = None
+    accept_rule: Literal["coupled", "target_only", "rejection", "block"] | None = None
+    threshold_single: float = Field(default=1.0, gt=0.0, le=1.0)
+    threshold_acc: float = Field(default=1.0, gt=0.0, le=1.0)
     skip_special_tokens: bool = True
     cache_salt: str = Field(default="", max_length=256)
     return_token_ids: bool = False
@@ -126,6 +129,12 @@ class GenerationFields(Fields):
                     f"a stop string has {len(stop)} characters, expected 1 to {MAX_STOP_CHARS}",
                     field="stop",
                 )
+        if self.accept_rule != "target_only":
+            for name in ("threshold_single", "threshold_acc"):
+                if getattr(self, name) < 1.0:
+                    raise InvalidArgument(
+                        f'{name} is lossy and needs "accept_rule": "target_only"', field=name
+                    )
         if self.stream_options is not None and not self.stream:
             raise InvalidArgument("stream_options needs stream", field="stream_options")
         self.biases()

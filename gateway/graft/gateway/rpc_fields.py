@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -15,6 +15,16 @@ from graft.gateway.request import ChatRequest, CompletionRequest, Fields, first_
 from graft.v1 import gateway_pb2
 
 _Body = TypeVar("_Body", bound=Fields)
+_Optional = Literal[
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "repetition_penalty",
+    "threshold_single",
+    "threshold_acc",
+]
+_OPTIONAL: tuple[_Optional, ...] = get_args(_Optional)
 _TIER_FIELDS: tuple[Literal["num_steps", "topk", "num_draft_tokens"], ...] = (
     "num_steps",
     "topk",
@@ -71,8 +81,9 @@ def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
         "n": options.n or 1,
         "skip_special_tokens": not options.keep_special_tokens,
         "cache_salt": options.cache_salt,
+        "accept_rule": options.accept_rule or None,
     }
-    for name in ("max_tokens", "temperature", "top_p", "seed", "repetition_penalty"):
+    for name in _OPTIONAL:
         if options.HasField(name):
             fields[name] = getattr(options, name)
     match options.WhichOneof("speculation"):
@@ -123,6 +134,9 @@ def report_message(tally: Tally) -> gateway_pb2.SpeculationReport:
         accepted_count=record.num_accepted,
         accepted_per_position=record.by_position,
         accept_length=record.accept_length,
+        accept_rule=record.rule,
+        lossy=record.lossy,
+        simulated=record.simulated,
     )
 
 

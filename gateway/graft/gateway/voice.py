@@ -70,6 +70,10 @@ class Counts:
             ),
         )
 
+    def lossy(self, rule: str) -> None:
+        """Counts a choice whose accept rule trades exactness for acceptance."""
+        self._metrics.lossy(rule)
+
 
 class Voice:
     """Text, counts and speculation record of one choice."""
@@ -92,6 +96,11 @@ class Voice:
         if not self._choice.plan.stop.ignore_eos:
             self._end_ids = self._end_ids | opened.eos_tokens
         first, self.opened = not self.opened, True
+        law = opened.law
+        for record in (self.record, self._counts.tally.record):
+            record.ruled(law.rule_name, law.lossy, opened.simulated)
+        if first and law.lossy:
+            self._counts.lossy(law.rule_name)
         return first
 
     def commit(self, commit: Committed) -> Said:

@@ -345,7 +345,7 @@ class Scheduler:
         kept = len(cut.tokens)
         accepted = min(outcome.accepted, kept)
         self.tally.count_round(kept, accepted, num_drafted, reason)
-        self.tally.rules[session.request.sampling.rule_name] += 1
+        self.tally.count_rule(session.request.sampling)
         self.tally.pushed["miss"] += sum(1 for name, _ in dead if name != used)
         self.tally.pushed["hit"] += session.has_tree
         self._happened(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from graft.common.sampling import Sampling
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 
@@ -38,6 +39,10 @@ class Tally:
     streams_dropped: int = 0
     trees_cut: int = 0
     trees_redrawn: int = 0
+
+    def count_rule(self, sampling: Sampling) -> None:
+        """One commit by the session's accept rule; a lossy one is named apart."""
+        self.rules[f"{sampling.rule_name}_lossy" if sampling.lossy else sampling.rule_name] += 1
 
     def count_round(
         self, kept: int, accepted: int, num_drafted: int, reason: PlainReason.ValueType
