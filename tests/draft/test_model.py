@@ -10,6 +10,7 @@ import torch
 
 from graft.common.sampling import Sampling
 from graft.common.tier import Tier
+from graft.draft.features import FeatureStore
 from graft.draft.nets.decoder import DecoderNet
 from graft.draft.proposers.base import Seat
 from graft.draft.proposers.model import ModelOptions, state_of
@@ -36,9 +37,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     return Plain.load(write_tiny_model(folder, layers=1, seed=5))
 
 
-def standalone(model: Plain, tier: Tier = BUSH, **options: int) -> StandaloneProposer:
+def standalone(model: Plain, tier: Tier = BUSH, **options: float) -> StandaloneProposer:
     return StandaloneProposer(
-        "standalone", DecoderNet(model.target), model.ops, ModelOptions(tier, **options)
+        "standalone",
+        DecoderNet(model.target),
+        model.ops,
+        ModelOptions(tier, **options),  # type: ignore[arg-type]
     )
 
 
@@ -197,3 +201,27 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, target: Plain) -> No
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
         said = len(mirror.prefix) - len(script.prompt)
         script.commit(mirror, script.answer[said : said + count])
+
+
+def test_a_long_prompt_holds_nobody_up(target: Plain, other: Plain) -> None:
+    """It is run chunk by chunk over several calls, and the others get their trees meanwhile."""
+    proposer = standalone(other, chunk_rows=8, catch_up_s=0)
+    seats = []
+    for prompt in ([65] * 30, [66] * 3):
+        mirror = Script(prompt, [70]).mirror(len(prompt) + 1, target.target.vocab_size)
+        seats.append(Seat(mirror, BUSH, proposer.open(mirror)))
+    for expected in (8, 16, 24):
+        trees = proposer.propose(seats)
+        assert trees[0] is None and trees[1] is not None
+        assert state_of(seats[0]).lane.length == expected
+    assert None not in proposer.propose(seats)
+    same_as_prefill(proposer, seats[0])
+
+
+def test_features_behind_the_lane_are_let_go(target: Plain, other: Plain) -> None:
+    proposer = standalone(other, window_rows=4)
+    mirror = Script([65] * 30, [70]).mirror(31, target.target.vocab_size)
+    mirror.features = FeatureStore(1)
+    mirror.features.append(np.zeros((30, 1), np.float32))
+    proposer.propose([Seat(mirror, BUSH, proposer.open(mirror))])
+    assert (mirror.features.start, mirror.features.length) == (27, 30)

@@ -9,6 +9,8 @@ Knows lanes, features and trees; what is computed is behind `DraftNet`.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,13 +39,18 @@ class ModelOptions:
 
     tier: default depth, width and nodes.
     kv_tokens: tokens of all sessions whose keys and values may be held.
-    chunk_rows: most rows of a catch-up forward.
+    chunk_rows: most rows of a catch-up forward. A lane that lacks more than one chunk catches up
+        over several calls, so that a long prompt holds nobody up for long.
+    catch_up_s: how long one call goes on with such lanes when no other session waits.
+    window_rows: rows of features that are kept behind a lane, for a state that is opened anew.
     detail: a sentence for people. tokenizer_digest: that of the drafter's tokenizer.
     """
 
     tier: Tier
     kv_tokens: int = 65536
     chunk_rows: int = 256
+    catch_up_s: float = 0.25
+    window_rows: int = 1024
     detail: str = ""
     tokenizer_digest: str = ""
 
@@ -100,13 +107,14 @@ class ModelProposer:
     def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | None]:
         """One tree a seat; None where the network lacks features, pages or context."""
         with torch.inference_mode():
-            ready = self.catch_up(batch)
+            ready = self.catch_up(batch, self.options.catch_up_s)
             return self.grow(batch, ready)
 
-    def catch_up(self, batch: Sequence[Seat]) -> list[int]:
+    def catch_up(self, batch: Sequence[Seat], budget_s: float = math.inf) -> list[int]:
         """Runs what the lanes lack of their prefixes; the places in `batch` that lack nothing now.
 
-        Prefixes that do not fit, and features that are not there, leave a lane behind.
+        Prefixes that do not fit, features that are not there, and more rows than `budget_s` is
+        enough for leave a lane behind.
         """
         behind: dict[int, int] = {}
         for place, seat in enumerate(batch):
@@ -123,14 +131,36 @@ class ModelProposer:
                 continue
             if stop > state.lane.length:
                 behind[place] = stop
-        while behind:
-            self._run_chunk(batch, behind)
+        self._run_behind(batch, behind, budget_s)
         ready = []
         for place, seat in enumerate(batch):
             state = state_of(seat)
             if state.lane.length == self.goal(seat) and state.hidden is not None:
                 ready.append(place)
+            features = seat.mirror.features
+            window = self.options.window_rows
+            if features is not None and state.lane.length - features.start > 2 * window:
+                features.forget(state.lane.length - window)
         return ready
+
+    def _run_behind(self, batch: Sequence[Seat], behind: dict[int, int], budget_s: float) -> None:
+        """Runs short gaps first, then long ones while there is time, one chunk at least."""
+        chunk = self.options.chunk_rows
+        far = {
+            place: stop
+            for place, stop in behind.items()
+            if stop - state_of(batch[place]).lane.length > chunk
+        }
+        near = {place: stop for place, stop in behind.items() if place not in far}
+        alone = len(far) == len(batch)
+        while near:
+            self._run_chunk(batch, near)
+        started = time.perf_counter()
+        while far:
+            self._run_chunk(batch, far)
+            spent_s = time.perf_counter() - started
+            if spent_s >= budget_s or (not alone and budget_s < math.inf):
+                return
 
     def goal(self, seat: Seat) -> int:
         """The length of a lane that holds all that is committed."""
