@@ -21,7 +21,7 @@ async def plain_tokens(
     """The ids of one session without a drafter."""
     async with open_channel(address) as channel:
         call: grpc.aio.StreamStreamCall[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse] = (
-            verify_pb2_grpc.VerifyServiceStub(channel).Generate(timeout=60)
+            verify_pb2_grpc.VerifyServiceStub(channel).Generate(None, timeout=60)
         )
         await call.write(
             verify_pb2.GenerateRequest(
