@@ -25,7 +25,7 @@ function column(kind, replicas, x) {
 // Draft and verify talk to each other; the gateway stands beside them.
 export function drawCluster(info, width) {
   const narrow = width < 3 * BOX.width + 80;
-  const gap = narrow ? 24 : Math.min(90, (width - 3 * BOX.width) / 2);
+  const gap = narrow ? 24 : Math.min(90, (width - 3 * BOX.width - 4) / 2);
   const verify = column("verify", info.verify, narrow ? 0 : BOX.width + gap);
   const draft = column("draft", info.draft, narrow ? 0 : 2 * (BOX.width + gap));
   const gateway = { x: 0, y: 0, element: replica(0, 0, "gateway", info.state === "ready" ? "up" :
@@ -38,17 +38,18 @@ export function drawCluster(info, width) {
   const words = all.map((one) => one.element.querySelector("text").textContent + " " +
     one.element.querySelector("text.small").textContent);
   const drawn = narrow ? BOX.width + 2 : 3 * BOX.width + 2 * gap + 2;
-  return picture(`Cluster: ${words.join("; ")}`, drawn, height, ...wires,
+  const everything = svg("g", { transform: "translate(1 1)" }, ...wires,
     ...all.map((one) => one.element));
+  return picture(`Cluster: ${words.join("; ")}`, drawn, height + 1, everything);
 }
 
 function stack(groups, gap) {
-  let y = 1;
+  let y = 0;
   for (const group of groups) {
     for (const one of group) {
-      one.x = 1;
+      one.x = 0;
       one.y = y;
-      one.element.setAttribute("transform", `translate(1 ${y})`);
+      one.element.setAttribute("transform", `translate(0 ${y})`);
       y += BOX.height + BOX.gap;
     }
     y += gap - BOX.gap;

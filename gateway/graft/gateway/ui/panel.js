@@ -118,6 +118,8 @@ export class Panel {
   #reasons(rounds) {
     const found = [...totals(rounds).reasons].map(([name, count]) =>
       `${count} without a tree: ${REASONS[name] ?? name}`);
+    const inactive = this.recording.metrics?.inactive_reason;
+    if (inactive) found.push(inactive);
     if (found.length) byId("tiers").append(html("p", { class: "note" }, found.join("; ")));
   }
 
@@ -163,7 +165,7 @@ export class Panel {
       return new Option(`${place + 1}. ${short}`, String(place));
     }));
     select.value = String(this.recordings.indexOf(this.recording));
-    select.disabled = this.recordings.length < 2;
+    select.disabled = false;
   }
 
   #jump(number) {

@@ -7,7 +7,7 @@ import { REASONS } from "./stats.js";
 const MARK = { accepted: "✓ ", rejected: "✕ ", bonus: "+ ", plain: "+ ", root: "", proposed: "" };
 
 function box(at, kind, text, share, about) {
-  return svg("g", { class: `node ${kind} appear`, transform: `translate(${at.x} ${at.y})` },
+  return svg("g", { class: `node ${kind}`, transform: `translate(${at.x} ${at.y})` },
     svg("title", {}, about),
     svg("rect", { width: NODE.width, height: NODE.height, rx: 8 }),
     svg("text", { class: "code", x: 9, y: 15 }, MARK[kind] + seen(text)),
