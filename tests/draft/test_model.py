@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 import torch
 
+from graft.common.draft_probs import draw_uniform
 from graft.common.sampling import Sampling
 from graft.common.tier import Tier
+from graft.common.tree import Tree, root_only
 from graft.draft.features import FeatureStore
 from graft.draft.nets.decoder import DecoderNet
-from graft.draft.proposers.base import Seat
+from graft.draft.proposers.base import Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, state_of
 from graft.draft.proposers.standalone import StandaloneProposer
+from graft.kernels.cpu.choose import target_probs
+from graft.kernels.rows import Law, choice_rows
 from graft.testing.lockstep import Lockstep, Script
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import GREEDY, Plain
+from graft.v1.sampling_pb2 import AcceptRule
 
 CHAIN = Tier("standalone", num_steps=3, topk=1, num_draft_tokens=4)
 BUSH = Tier("standalone", num_steps=4, topk=3, num_draft_tokens=12)
@@ -225,3 +230,26 @@ def test_features_behind_the_lane_are_let_go(target: Plain, other: Plain) -> Non
     mirror.features.append(np.zeros((30, 1), np.float32))
     proposer.propose([Seat(mirror, BUSH, proposer.open(mirror))])
     assert (mirror.features.start, mirror.features.length) == (27, 30)
+
+
+def test_rules_that_compare_probabilities_get_chains_that_were_drawn(
+    target: Plain, other: Plain
+) -> None:
+    """Each token is drawn from the drafter's law after the ones before it, by known uniforms."""
+    sampling = Sampling(temperature=0.8, top_p=0.95, seed=5, rule=AcceptRule.ACCEPT_RULE_REJECTION)
+    proposer = standalone(other)
+    coupled = Script([65, 66, 67], [70]).mirror(4, 320)
+    drawn = Script([68, 69], [70], sampling).mirror(3, 320)
+    seats = [Seat(mirror, BUSH, proposer.open(mirror)) for mirror in (coupled, drawn)]
+    plain, made = proposer.propose(seats)
+    assert isinstance(plain, Tree) and isinstance(made, Sampled)
+    tokens = made.tree.tokens.tolist()
+    assert len(tokens) == 5 and len(made.probs) == 4
+    for step, one in enumerate(made.probs):
+        assert one.draw(draw_uniform(5, 3, step)) == tokens[step + 1]
+        logs = other.log_probs([68, 69, *tokens[: step + 1]])[-1].float()[None]
+        rows = choice_rows([Law(sampling, root_only(0), 3)], 320)
+        law = target_probs(logs, rows)[0]
+        assert torch.topk(law, 64).values.sum() == pytest.approx(1, abs=0.2)
+        ratio = law[one.tokens.astype(np.int64)] / torch.from_numpy(one.probs)
+        assert ratio.max() == pytest.approx(float(ratio.min()), rel=1e-3)

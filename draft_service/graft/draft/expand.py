@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graft.common.draft_probs import Distribution
 from graft.common.sampling import Sampling
 from graft.common.tree import IntArray, Tree
 from graft.draft.kv import Lane
-from graft.draft.law import Children, Noise, RowLaw, best_children
+from graft.draft.law import Children, Noise, RowLaw, best_children, draw_children
+from graft.draft.proposers.base import Sampled
 from graft.draft.prune import pruned
 from graft.draft.rows import Part, tree_part
 from graft.kernels.cpu.build_tree import parents_of_candidates
@@ -72,14 +74,21 @@ class RunLevel:
 
 
 class Growth:
-    """Trees of one shape, one a stem."""
+    """Trees of one shape, one a stem.
+
+    Stems whose rule compares probabilities grow in a company of their own: chains, each token
+    drawn by chance.
+    """
 
     def __init__(self, stems: Sequence[Stem], shape: Shape, token_ids: Tensor | None) -> None:
         """token_ids: [draft vocab], int64, the target's id of each column of the logits."""
         self.stems = stems
         self.shape = shape
         self.run: list[RunLevel] = []
+        self.drawn = stems[0].sampling.needs_draft_probs
+        assert not self.drawn or shape.topk == 1, "drawn tokens make chains"
         self._token_ids = token_ids
+        self._distributions: list[tuple[Distribution, ...]] = []
         self._levels: list[LevelInfo] = []
         self._chain_logs: list[Tensor] = []
         self._scores: Tensor | None = None
@@ -114,7 +123,12 @@ class Growth:
             for stem in self.stems
             for _ in range(len(logits) // len(self.stems))
         ]
-        children = best_children(logits, laws, self.shape.topk)
+        if self.drawn:
+            vocab_size = min(stem.vocab_size for stem in self.stems)
+            children, drawn = draw_children(logits, laws, self._token_ids, vocab_size, depth - 1)
+            self._distributions.append(drawn)
+        else:
+            children = best_children(logits, laws, self.shape.topk)
         tokens = children.index if self._token_ids is None else self._token_ids[children.index]
         if self.shape.topk == 1:
             # A product of many small numbers would vanish, and a chain has nothing to compare.
@@ -170,6 +184,17 @@ class Growth:
             )
             for line, stem in enumerate(self.stems)
         ]
+
+    def proposals(self) -> list[Tree | Sampled | None]:
+        """As `trees`, with what their tokens were drawn from where they were."""
+        trees: list[Tree | Sampled | None] = [*self.trees()]
+        if not self.drawn:
+            return trees
+        for line, tree in enumerate(trees):
+            if isinstance(tree, Tree):
+                levels = self._distributions[: tree.num_nodes - 1]
+                trees[line] = Sampled(tree, tuple(level[line] for level in levels))
+        return trees
 
     def followed(self, line: int, tokens: Sequence[int]) -> list[int]:
         """Run nodes of tree `line` on the path `tokens`, numbered as they were run.

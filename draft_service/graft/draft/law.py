@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graft.common.draft_probs import Distribution, distribution, draw_uniform
 from graft.common.noise import gumbel
 from graft.common.sampling import Sampling
 from graft.kernels.cpu.choose import target_probs
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.reference.choose import GREEDY_BELOW
 from graft.v1.sampling_pb2 import AcceptRule
+
+_DRAWN_WIDTH = 64
 
 
 class Children(NamedTuple):
@@ -96,6 +99,46 @@ def best_children(logits: Tensor, laws: Sequence[RowLaw], topk: int) -> Children
     values, index = torch.topk(logits, min(topk, logits.shape[1]), dim=1)
     probs = torch.exp(values - torch.logsumexp(logits, dim=1, keepdim=True))
     return Children(probs, index)
+
+
+class Drawn(NamedTuple):
+    """One token for each row, drawn by chance, for rules that compare probabilities.
+
+    children: one column a row. distributions: what each token was drawn from, in target ids.
+    """
+
+    children: Children
+    distributions: tuple[Distribution, ...]
+
+
+def draw_children(
+    logits: Tensor, laws: Sequence[RowLaw], token_ids: Tensor | None, vocab_size: int, step: int
+) -> Drawn:
+    """Draws the token of `step`, from 0, of every chain, with the uniform verify draws it again by.
+
+    The law is the request's own, temperature and filters, over the drafter's logits, cut to its
+    likeliest tokens. A row's position is that of the drawn token.
+
+    Shapes:
+        logits: [rows, draft vocab], float32; laws: [rows]. Ids from `vocab_size` on are not drawn.
+    """
+    allowed = logits
+    if token_ids is None and logits.shape[1] > vocab_size:
+        allowed = logits[:, :vocab_size]
+    probs = target_probs(allowed.contiguous(), _choice_rows(laws))
+    weights, columns = torch.topk(probs, min(_DRAWN_WIDTH, probs.shape[1]), dim=1)
+    tokens = columns if token_ids is None else token_ids[columns]
+    picked, shares, made = [], [], []
+    for row, law in enumerate(laws):
+        one = distribution(tokens[row].numpy(), weights[row].tolist())
+        prefix_length = law.position - step
+        token = one.draw(draw_uniform(law.sampling.seed, prefix_length, step))
+        place = int((tokens[row] == token).nonzero()[0, 0])
+        picked.append(int(columns[row, place]))
+        shares.append(float(one.probs[int(np.searchsorted(one.tokens, token))]))
+        made.append(one)
+    children = Children(torch.tensor(shares).unsqueeze(1), torch.tensor(picked).unsqueeze(1))
+    return Drawn(children, tuple(made))
 
 
 def _add_noise_(logits: Tensor, coupled: Sequence[int], laws: Sequence[RowLaw]) -> None:

@@ -26,7 +26,7 @@ from graft.draft.kv import DraftKv, Lane, OutOfPages
 from graft.draft.law import Noise
 from graft.draft.mirror import Mirror
 from graft.draft.nets.base import DraftNet
-from graft.draft.proposers.base import ProposerInfo, Seat
+from graft.draft.proposers.base import ProposerInfo, Sampled, Seat
 from graft.draft.rows import Part, prefix_part, step_rows
 from graft.kernels.ops import Ops
 
@@ -104,7 +104,7 @@ class ModelProposer:
         """Gives the pages back."""
         self.kv.release(state_of(seat).lane)
 
-    def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | None]:
+    def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | Sampled | None]:
         """One tree a seat; None where the network lacks features, pages or context."""
         with torch.inference_mode():
             ready = self.catch_up(batch, self.options.catch_up_s)
@@ -172,14 +172,14 @@ class ModelProposer:
         Nodes that ran on the drafter's own states in place of the target's are not.
         """
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | None]:
+    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> Sequence[Tree | Sampled | None]:
         """Trees for the places in `ready`, level by level for all of them at once."""
-        trees: list[Tree | None] = [None] * len(batch)
+        trees: list[Tree | Sampled | None] = [None] * len(batch)
         groups = self._groups(batch, ready)
         if not groups:
             return trees
         growths = []
-        for shape, places in groups.items():
+        for (shape, _), places in groups.items():
             stems = [self._stem(batch[place]) for place in places]
             growths.append(Growth(stems, shape, self.net.token_ids))
             for line, place in enumerate(places):
@@ -189,28 +189,35 @@ class ModelProposer:
         hidden = torch.stack([_hidden(batch[place]) for place in order])
         self._levels(growths, hidden)
         for growth, places in zip(growths, groups.values(), strict=True):
-            for place, tree in zip(places, growth.trees(), strict=True):
+            for place, tree in zip(places, growth.proposals(), strict=True):
                 trees[place] = tree
         return trees
 
-    def _groups(self, batch: Sequence[Seat], ready: Sequence[int]) -> dict[Shape, list[int]]:
-        """Places by the shape of their trees; a place that cannot have a tree is in none."""
+    def _groups(
+        self, batch: Sequence[Seat], ready: Sequence[int]
+    ) -> dict[tuple[Shape, bool], list[int]]:
+        """Places by the shape of their trees, and whether tokens are drawn by chance.
+
+        A place that cannot have a tree is in none.
+        """
         ids = self.net.token_ids
         width = self.net.vocab_size if ids is None else len(ids)
-        groups: dict[Shape, list[int]] = {}
+        groups: dict[tuple[Shape, bool], list[int]] = {}
         for place in ready:
             tier, lane = batch[place].tier, state_of(batch[place]).lane
             room = self.net.context_length - lane.length + 1
             steps = min(tier.num_steps, tier.num_draft_tokens - 1, room)
             if steps < 1:
                 continue
-            shape = Shape(tier.topk, steps, tier.num_draft_tokens).bounded(width)
+            drawn = batch[place].mirror.sampling.needs_draft_probs
+            topk = 1 if drawn else tier.topk
+            shape = Shape(topk, steps, tier.num_draft_tokens).bounded(width)
             try:
                 self.kv.reserve(lane, lane.length + shape.num_run)
             except OutOfPages as error:
                 _log.warning("session drafts nothing", proposer=self.name, reason=str(error))
                 continue
-            groups.setdefault(shape, []).append(place)
+            groups.setdefault((shape, drawn), []).append(place)
         return groups
 
     def _stem(self, seat: Seat) -> Stem:
