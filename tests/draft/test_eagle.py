@@ -272,3 +272,22 @@ def test_states_that_verify_projected_draft_the_same(
     assert trees[0] is not None and trees[1] is not None
     assert np.array_equal(trees[0].tokens, trees[1].tokens)
     assert np.array_equal(trees[0].scores, trees[1].scores)  # type: ignore[arg-type]
+
+
+def test_acceptance_does_not_decay_over_300_rounds(
+    tmp_path: Path, folder: Path, target: Plain, borrowed: Borrowed
+) -> None:
+    """And the last lane still equals a prefill: nothing drifts, however long a session runs."""
+    net = eagle3(write_eagle3(tmp_path / "draft", folder), target, borrowed)
+    tier = Tier("eagle", num_steps=2, topk=8, num_draft_tokens=30)
+    script = Script.written(target, PROMPT, 450, SAMPLED, net.needs)
+    drafter = proposer(net, target, tier)
+    steps = Lockstep(drafter, [script], tier, 320)
+    counts = [steps.round()[0] for _ in range(300)]
+    assert np.mean(counts[-100:]) > np.mean(counts[:100]) - 0.2
+    seat = steps.seats[0]
+    fresh = Seat(seat.mirror, tier, drafter.open(seat.mirror))
+    last, anew = (drafter.propose([one])[0] for one in (seat, fresh))
+    assert last is not None and anew is not None
+    assert np.array_equal(last.tokens, anew.tokens)
+    assert np.array_equal(last.scores, anew.scores)  # type: ignore[arg-type]

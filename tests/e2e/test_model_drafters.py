@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graft.testing.checkpoints import write_eagle, write_eagle3
+from graft.testing.checkpoints import write_eagle, write_eagle3, write_token_map
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
 
@@ -87,3 +87,74 @@ async def test_a_drafter_that_is_the_target_is_accepted(tmp_path: Path) -> None:
             body = await cluster.chat("Go on.", max_tokens=60, ignore_eos=True, **law)
             record = body["metrics"]["speculative_decoding"]
             assert record["num_accepted_draft_tokens"] > 0.75 * record["num_draft_tokens"]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+async def test_rules_that_compare_probabilities_accept_what_was_drawn(
+    rule: str, tmp_path: Path
+) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=2)
+    flags = {"proposers": ["standalone"], "draft_model_path": str(target), "num_steps": 4}
+    async with running_cluster(target, draft=flags) as cluster:
+        body = await cluster.chat(
+            "Go on.", max_tokens=80, ignore_eos=True, temperature=0.7, seed=3, accept_rule=rule
+        )
+        record = body["metrics"]["speculative_decoding"]
+        assert record["num_accepted_draft_tokens"] > 0.6 * record["num_draft_tokens"]
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[Path, Path], Path], dict[str, Any]]] = {
+    "eagle3 safeailab": ("eagle3", lambda f, t: write_eagle3(f, t, "safeailab"), {}),
+    "eagle3 sglang": ("eagle3", lambda f, t: write_eagle3(f, t, "sglang"), {}),
+    "eagle3 speculators": (
+        "eagle3",
+        lambda f, t: write_eagle3(f, t, "speculators", layer_ids=[0, 3, 6]),
+        {},
+    ),
+    "eagle3 with the target's head": (
+        "eagle3",
+        lambda f, t: write_eagle3(f, t, draft_vocab_size=None),
+        {},
+    ),
+    "eagle safeailab": (
+        "eagle",
+        lambda f, t: write_eagle(f, t, "safeailab"),
+        {"allow_pickle": True},
+    ),
+    "eagle qwen2": ("eagle", lambda f, t: write_eagle(f, t, "qwen2", fc_bias=False), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, write, flags", LAYOUTS.values(), ids=LAYOUTS.keys())
+async def test_every_published_layout_loads_serves_and_is_lossless(
+    name: str, write: Callable[[Path, Path], Path], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    await lossless(name, write, flags, tmp_path)
+
+
+async def test_a_token_map_cuts_the_head_and_leaves_the_text(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    flags = {"token_map": str(write_token_map(tmp_path / "freq.pt", target)), "allow_pickle": True}
+    await lossless("eagle", write_eagle, flags, tmp_path)
+
+
+async def lossless(
+    name: str, write: Callable[[Path, Path], Path], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    checkpoint = write(tmp_path / "draft", target)
+    draft = {
+        "proposers": [name],
+        "draft_model_path": str(checkpoint),
+        "model": str(target),
+        **flags,
+    }
+    async with running_cluster(target, draft=draft) as cluster:
+        for law in LAWS[:2]:
+            bodies = [
+                await cluster.chat("Go on.", max_tokens=30, speculation=mode, **law)
+                for mode in ("off", "auto")
+            ]
+            assert text(bodies[0]) == text(bodies[1])
+            assert bodies[1]["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
