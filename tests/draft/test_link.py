@@ -199,6 +199,26 @@ async def test_a_replica_that_never_comes_is_told_within_the_time_allowed() -> N
         assert it.replica.address in refused.detail
 
 
+async def test_an_address_where_nobody_answers_is_not_dialled_for_ever() -> None:
+    dialled = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dialled
+        dialled += 1
+        writer.close()
+
+    other = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = f"127.0.0.1:{other.sockets[0].getsockname()[1]}"
+    async with other, drafting(connect_timeout_s=0.3) as it:
+        await it.gateway.attend(address, 5)
+        await it.gateway.next("refused")
+        await asyncio.sleep(0.3)
+        known = dialled
+        assert known
+        await asyncio.sleep(1.5)
+        assert dialled == known
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

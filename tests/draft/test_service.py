@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -15,7 +17,13 @@ from graft.draft.settings import DraftSettings
 from graft.testing.drafting import FakeGateway, drafting
 from graft.testing.fake_verify import WAIT_S
 from graft.testing.scripted import Hang, Scripted, failing, perfect, replay, wrong_vocab
-from graft.v1.draft_pb2 import DraftServiceDescribeRequest, ReleaseSession, SetTier
+from graft.v1.draft_pb2 import (
+    AttendRequest,
+    AttendSession,
+    DraftServiceDescribeRequest,
+    ReleaseSession,
+    SetTier,
+)
 from graft.v1.error_reason_pb2 import ErrorReason
 from graft.v1.tree_pb2 import Tier as TierMessage
 
@@ -211,6 +219,47 @@ async def test_draining_takes_no_new_session_and_waits_for_the_old_ones() -> Non
         assert (await rounds.next("trees")).prefix_length == 10
         await it.gateway.send(release=ReleaseSession(session_id=5))
         await asyncio.wait_for(stopping, WAIT_S)
+
+
+async def test_a_message_that_is_none_ends_its_own_stream_only() -> None:
+    async with drafting() as it:
+        rounds, _ = await it.joined(5, LOOP)
+        call = it.channel.stream_stream("/graft.v1.DraftService/Attend")(timeout=WAIT_S)
+        await call.read()
+        await call.write(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert it.server.num_sessions == 1
+        assert not rounds.ended.is_set()
+
+
+async def test_wishes_stay_in_the_socket_while_their_refusals_are_not_read() -> None:
+    num_wishes, name = 4000, "x" * 10_000
+    async with drafting() as it:
+        call = it.stub.Attend()
+
+        async def flood() -> None:
+            for session_id in range(num_wishes):
+                wish = AttendSession(session_id=session_id, tier=TierMessage(proposer=name))
+                await call.write(AttendRequest(attend=wish))
+
+        def refused() -> float:
+            return it.value("session_refusals_total", reason="unknown_proposer")
+
+        flooding = asyncio.create_task(flood())
+        before = -1.0
+        while refused() > before:
+            before = refused()
+            await asyncio.sleep(0.3)
+        assert 0 < before < num_wishes * 3 / 4
+        heard = 0
+        async with asyncio.timeout(WAIT_S):
+            while heard < num_wishes:
+                heard += (await call.read()).HasField("refused")
+        await flooding
+        call.cancel()
 
 
 async def test_health_says_serving() -> None:

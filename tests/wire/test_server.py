@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from graft.common.channel import claim_loop, is_loopback, open_channel
-from graft.common.errors import GraftError, InvalidArgument, Overloaded
+from graft.common.errors import GraftError, InvalidArgument, Overloaded, ProtocolBroken
 from graft.common.server import GrpcServer, error_from_call
 from graft.v1 import verify_pb2, verify_pb2_grpc
 
@@ -157,3 +157,20 @@ def test_errors_without_details_of_ours_are_not_claimed() -> None:
 
 def _bare(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+async def test_a_message_that_is_none_is_the_fault_of_its_sender(served: Any) -> None:
+    _, _, server = served
+    rubbish = b"\xff\xff\xff\xff"
+    async with open_channel(f"127.0.0.1:{server.port}") as own:
+        unary = own.unary_unary(f"/{SERVICE}/Describe")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(rubbish, timeout=5)
+        assert isinstance(error_from_call(caught.value), ProtocolBroken)
+        call = own.stream_stream(f"/{SERVICE}/Generate")(timeout=5)
+        await call.read()
+        await call.write(rubbish)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "cannot be decoded" in (caught.value.details() or "")

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -26,7 +27,14 @@ from graft.common.channel import (
     server_credentials,
     server_options,
 )
-from graft.common.errors import DOMAIN, GraftError, InvalidArgument, error_class, mapping_of
+from graft.common.errors import (
+    DOMAIN,
+    GraftError,
+    InvalidArgument,
+    ProtocolBroken,
+    error_class,
+    mapping_of,
+)
 from graft.v1.error_reason_pb2 import ErrorReason
 
 _log = log.get("server")
@@ -124,22 +132,68 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(
                 _guard_unary(handler.unary_unary),
-                handler.request_deserializer,
+                _lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
                 _guard_stream(handler.unary_stream),
-                handler.request_deserializer,
+                _lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 _guard_stream(handler.stream_stream),
-                handler.request_deserializer,
+                _lenient(handler.request_deserializer),
                 handler.response_serializer,
             )
         return handler
+
+
+class _Undecodable:
+    """What stands in for a message that is none, until a method would see it."""
+
+    def __init__(self, reason: str) -> None:
+        self.error = ProtocolBroken(f"a message cannot be decoded: {reason}")
+
+
+def _lenient(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """A deserializer that does not raise: grpc would end the call as a defect of ours, or raise
+    in the middle of a method that reads a stream."""
+    if deserialize is None:
+        return None
+
+    def read(message: bytes) -> Any:
+        try:
+            return deserialize(message)
+        except DecodeError as error:
+            return _Undecodable(str(error))
+
+    return read
+
+
+class _Requests:
+    """A stream of requests; one that cannot be decoded raises ProtocolBroken."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _decoded(await anext(self._requests))
+
+
+def _decoded(request: Any) -> Any:
+    """The request, or what its method gets to read of its requests.
+
+    Raises:
+        ProtocolBroken: it cannot be decoded.
+    """
+    if isinstance(request, _Undecodable):
+        raise request.error
+    return _Requests(request) if hasattr(request, "__anext__") else request
 
 
 def _guard_unary(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +201,7 @@ def _guard_unary(method: Callable[..., Any]) -> Callable[..., Any]:
 
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await method(request, context)
+            return await method(_decoded(request), context)
         except GraftError as error:
             await _abort(context, error)
         except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.BaseError):
@@ -167,7 +221,7 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         try:
-            async with aclosing(method(request, context)) as responses:
+            async with aclosing(method(_decoded(request), context)) as responses:
                 async for response in responses:
                     yield response
         except GraftError as error:

@@ -109,6 +109,9 @@ class Link:
                 if self._num_welcomes > started:
                     backoff_s = _FIRST_BACKOFF_S
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                if self._num_welcomes == 0 and not self._wanted.is_set():
+                    # An address where nobody ever answered is not dialled for its own sake.
+                    return
         finally:
             self._ended = True
             await self._channel.close(None)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc.aio
+
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import (
@@ -45,6 +47,7 @@ from graft.v1.verify_pb2 import DraftHello
 
 _log = log.get("service")
 _STATUS_S = 1.0
+_MAX_WAITING = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +120,35 @@ class _Attendance:
         self._parts = parts
         self._service = service
         self._links: dict[int, Link] = {}
-        self._waiting: asyncio.Queue[AttendResponse | None] = asyncio.Queue()
+        self._waiting: asyncio.Queue[AttendResponse | GraftError | None] = asyncio.Queue()
+        self._taken = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[AttendRequest]) -> None:
-        """Follows the gateway's wishes; its end is the stream's end."""
+        """Follows the gateway's wishes; its end is the stream's end.
+
+        While more waits to be told than the gateway reads, its wishes stay in the socket.
+        """
+        end: GraftError | None = None
         try:
             async for request in requests:
                 self._take(request)
+                while self._waiting.qsize() > _MAX_WAITING:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except GraftError as error:
+            end = error
+        except grpc.aio.BaseError:
+            # The call is over; Attend itself sees to the rest.
+            pass
         finally:
-            self.end()
+            self._waiting.put_nowait(end)
 
     async def responses(self) -> AsyncIterator[AttendResponse]:
-        """Events as they come, and a status every second; the first one at once."""
+        """Events as they come, and a status every second; the first one at once.
+
+        Raises:
+            GraftError: the gateway broke the stream.
+        """
         status_due, busy_s = time.monotonic(), self._parts.engine.busy_s
         interval_s = _STATUS_S
         while True:
@@ -149,8 +169,11 @@ class _Attendance:
                     response = await self._waiting.get()
             except TimeoutError:
                 continue
+            self._taken.set()
             if response is None:
                 return
+            if isinstance(response, GraftError):
+                raise response
             yield response
 
     def end(self) -> None:
