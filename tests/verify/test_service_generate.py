@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from graft.common.channel import open_channel
 from graft.common.errors import (
     ContextLengthExceeded,
     GraftError,
@@ -289,3 +290,18 @@ async def test_logprobs_have_one_entry_a_token(bench: VerifyBench) -> None:
     assert all(len(entry.top_tokens) == 5 for entry in entries)
     prompt = generation.commits[0].prompt_logprobs
     assert [entry.token for entry in prompt] == PROMPT[1:]
+
+
+async def test_a_message_that_is_none_ends_its_session_only(bench: VerifyBench) -> None:
+    other = asyncio.create_task(bench.generate([4, 5, 6], 50))
+    async with open_channel(bench.address) as channel:
+        call: Any = channel.stream_stream("/graft.v1.VerifyService/Generate")(timeout=20)
+        await call.write(opening().SerializeToString())
+        await call.read()
+        await call.write(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    assert isinstance(error_from_call(caught.value), ProtocolBroken)
+    assert len((await other).tokens) == 50
+    await eventually(lambda: bench.server.engine.snapshot().num_running == 0)
