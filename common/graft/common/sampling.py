@@ -134,7 +134,8 @@ def sampling_from_proto(message: sampling_pb2.Sampling) -> Sampling:
 
 
 def sampling_to_proto(sampling: Sampling) -> sampling_pb2.Sampling:
-    """The wire form."""
+    """The wire form; a law that names no rule leaves the thresholds to the receiver as well."""
+    ruled = sampling.rule != AcceptRule.ACCEPT_RULE_UNSPECIFIED
     return sampling_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -146,8 +147,8 @@ def sampling_to_proto(sampling: Sampling) -> sampling_pb2.Sampling:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
         rule=sampling.rule,
-        threshold_single=sampling.threshold_single,
-        threshold_acc=sampling.threshold_acc,
+        threshold_single=sampling.threshold_single if ruled else 0.0,
+        threshold_acc=sampling.threshold_acc if ruled else 0.0,
     )
 
 
