@@ -25,6 +25,7 @@ _COMMANDS = {
     "draft": "Run one draft replica alone.",
     "chat": "Chat with a running gateway in the terminal.",
     "complete": "Complete one prompt at a running gateway.",
+    "inspect": "Show the tree of each round of an answer.",
     "bench": "Measure: texts, load, rounds, peers and the cost of a forward.",
     "models": "List, fetch and check models on this machine.",
     "doctor": "Say what this machine has and what is missing.",
