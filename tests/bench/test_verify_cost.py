@@ -8,7 +8,7 @@ import gguf
 import pytest
 
 from graft.bench import verify_cost
-from graft.bench.bandwidth import Stream
+from graft.bench.limits import Limits
 from graft.common.errors import Unsupported
 from graft.models.storage import Precision
 from graft.testing.gguf_models import write_gguf
@@ -24,8 +24,8 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def small_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_cost, "Stream", lambda: Stream(1 << 20))
+def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_cost, "Limits", lambda: Limits(1 << 20))
 
 
 def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:
@@ -46,7 +46,14 @@ def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:
     assert len(heard) == 3
     page = cost.page({})
     assert len(page.tables[0].rows) == 4 and page.plots
-    assert cost.costs[1].weight_bytes < cost.costs[0].weight_bytes
+    assert cost.costs[1].num_bytes < cost.costs[0].num_bytes
+
+
+def test_the_bound_is_bytes_or_operations_whichever_takes_longer() -> None:
+    costs = verify_cost.Costs("fp32", "fp32", 4_000_000, 2_000_000, {1: 1.0}, {1: 1.0})
+    found = verify_cost.VerifyCost(2.0, 8.0, (costs,))
+    assert found.bound_ms(costs, 1) == pytest.approx(2.0)
+    assert found.bound_ms(costs, 16) == pytest.approx(4.0)
 
 
 def test_a_precision_the_model_has_not_is_refused(model: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graft.bench.bandwidth import Stream
+from graft.bench.limits import Limits
 from graft.bench.report.page import Lines, Page, Table
 from graft.bench.step import binary_tree, random_cache, tree_step
 from graft.kernels.ops import Ops, select
@@ -28,24 +28,32 @@ CONTEXT = 256
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Medians. milliseconds: of each row count; weight_bytes: read by every forward."""
+    """One precision. milliseconds, least: medians and minima by row count.
+
+    num_bytes: weights and cached keys that every forward reads. row_flop: products and sums of the
+    weights for one row; 0 where they are not of float32.
+    """
 
     precision: str
     held_as: str
-    weight_bytes: int
+    num_bytes: int
+    row_flop: int
     milliseconds: dict[int, float]
-
-    def gb_s(self, rows: int) -> float:
-        """Weights streamed a second."""
-        return self.weight_bytes / self.milliseconds[rows] / 1e6
+    least: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """One run. stream_gb_s: the best reading of the memory bandwidth."""
+    """One run, beside the best readings of memory bandwidth and float32 products in it."""
 
     stream_gb_s: float
+    fp32_gflop_s: float
     costs: tuple[Costs, ...]
+
+    def bound_ms(self, cost: Costs, rows: int) -> float:
+        """No forward of so many rows can be faster here: bytes over bandwidth, FLOP over peak."""
+        streaming = cost.num_bytes / self.stream_gb_s
+        return max(streaming, rows * cost.row_flop / self.fp32_gflop_s) / 1e6
 
     def as_json(self) -> dict[str, Any]:
         """One object for machines."""
@@ -57,31 +65,38 @@ class VerifyCost:
         return found
 
     def page(self, facts: dict[str, str]) -> Page:
-        """The report: a table and a curve a precision."""
-        lines = [
-            (
-                cost.precision,
-                cost.held_as,
-                rows,
-                round(ms, 3),
-                round(ms / cost.milliseconds[min(cost.milliseconds)], 3),
-                round(cost.gb_s(rows), 2),
-                round(cost.gb_s(rows) / self.stream_gb_s, 3),
-            )
-            for cost in self.costs
-            for rows, ms in cost.milliseconds.items()
-        ]
-        columns = ("precision", "held as", "rows", "ms", "times 1 row", "GB/s", "of the stream")
-        curves = {
-            cost.precision: [(float(rows), ms) for rows, ms in cost.milliseconds.items()]
-            for cost in self.costs
+        """The report: a table and a curve a precision, with its bound beside it."""
+        lines = []
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for cost in self.costs:
+            alone = cost.milliseconds[min(cost.milliseconds)]
+            for rows, ms in cost.milliseconds.items():
+                bound = self.bound_ms(cost, rows)
+                least = cost.least[rows]
+                line = [round(one, 3) for one in (ms, ms / alone, least, bound, bound / least)]
+                lines.append((cost.precision, cost.held_as, rows, *line))
+                curves.setdefault(cost.precision, []).append((float(rows), ms))
+                curves.setdefault(f"{cost.precision} bound", []).append((float(rows), bound))
+        columns = (
+            "precision",
+            "held as",
+            "rows",
+            "ms",
+            "times 1 row",
+            "least ms",
+            "bound ms",
+            "bound / least",
+        )
+        limits = {
+            "streaming bandwidth": f"{self.stream_gb_s:.1f} GB/s",
+            "float32 products": f"{self.fp32_gflop_s:.0f} GFLOP/s",
         }
         return Page(
             "verify-cost",
             "Cost of a target forward against its rows",
             self.as_json(),
-            {**facts, "streaming bandwidth": f"{self.stream_gb_s:.1f} GB/s"},
-            [Table("Medians", columns, lines)],
+            {**facts, **limits},
+            [Table("Medians and bounds", columns, lines)],
             [Lines("Milliseconds against rows", "rows", "ms", curves)],
         )
 
@@ -105,11 +120,11 @@ def run(
     torch.set_num_threads(threads)
     targets = [_load(model, ops, precision, context + max(rows)) for precision in precisions]
     forwards = [[_forward(target, count, context) for count in rows] for target, _ in targets]
-    stream = Stream()
+    limits = Limits()
     times: list[list[list[float]]] = [[[] for _ in rows] for _ in targets]
     with torch.inference_mode():
         for number in range(rounds + 1):
-            stream.measure()
+            limits.measure()
             for place, column in enumerate(forwards):
                 for index, forward in enumerate(column):
                     seconds = _seconds(forward)
@@ -117,21 +132,18 @@ def run(
                         times[place][index].append(seconds)
             if on_round is not None:
                 on_round()
-    costs = tuple(
-        Costs(
-            precision.value,
-            target.precision,
-            weight_bytes,
-            {
-                count: statistics.median(found) * 1e3
-                for count, found in zip(rows, column, strict=True)
-            },
+    costs = []
+    for precision, (target, num_bytes), column in zip(precisions, targets, times, strict=True):
+        found = {
+            count: statistics.median(taken) * 1e3 for count, taken in zip(rows, column, strict=True)
+        }
+        floats = target.precision == Precision.FP32
+        row_flop = num_bytes // 2 if floats else 0  # two operations for four bytes
+        kv_bytes = context * 8 * target.config.num_layers * target.config.kv_width
+        costs.append(
+            Costs(precision.value, target.precision, num_bytes + kv_bytes, row_flop, *found)
         )
-        for precision, (target, weight_bytes), column in zip(
-            precisions, targets, times, strict=True
-        )
-    )
-    return VerifyCost(stream.best_gb_s, costs)
+    return VerifyCost(limits.stream_gb_s, limits.fp32_gflop_s, tuple(costs))
 
 
 def _load(model: str, ops: Ops, precision: Precision, context: int) -> tuple[Target, int]:

