@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graft.bench.limits import Limits
-from graft.bench.report.page import Lines, Page, Table
+from graft.bench.report.page import Cell, Lines, Page, Table
 from graft.bench.step import binary_tree, random_cache, tree_step
 from graft.kernels.ops import Ops, select
 from graft.models.load import Target, load_target, read_config
@@ -66,15 +66,16 @@ class VerifyCost:
 
     def page(self, facts: dict[str, str]) -> Page:
         """The report: a table and a curve a precision, with its bound beside it."""
-        lines = []
+        lines: list[list[Cell]] = []
         curves: dict[str, list[tuple[float, float]]] = {}
         for cost in self.costs:
             alone = cost.milliseconds[min(cost.milliseconds)]
             for rows, ms in cost.milliseconds.items():
                 bound = self.bound_ms(cost, rows)
                 least = cost.least[rows]
-                line = [round(one, 3) for one in (ms, ms / alone, least, bound, bound / least)]
-                lines.append((cost.precision, cost.held_as, rows, *line))
+                values = (ms, ms / alone, least, bound, bound / least)
+                head = (cost.precision, cost.held_as, rows)
+                lines.append([*head, *(round(one, 3) for one in values)])
                 curves.setdefault(cost.precision, []).append((float(rows), ms))
                 curves.setdefault(f"{cost.precision} bound", []).append((float(rows), bound))
         columns = (
@@ -133,15 +134,15 @@ def run(
             if on_round is not None:
                 on_round()
     costs = []
-    for precision, (target, num_bytes), column in zip(precisions, targets, times, strict=True):
-        found = {
-            count: statistics.median(taken) * 1e3 for count, taken in zip(rows, column, strict=True)
-        }
+    for precision, (target, num_bytes), measured in zip(precisions, targets, times, strict=True):
+        taken = dict(zip(rows, measured, strict=True))
+        found = {count: statistics.median(seconds) * 1e3 for count, seconds in taken.items()}
+        least = {count: min(seconds) * 1e3 for count, seconds in taken.items()}
         floats = target.precision == Precision.FP32
         row_flop = num_bytes // 2 if floats else 0  # two operations for four bytes
         kv_bytes = context * 8 * target.config.num_layers * target.config.kv_width
         costs.append(
-            Costs(precision.value, target.precision, num_bytes + kv_bytes, row_flop, *found)
+            Costs(precision.value, target.precision, num_bytes + kv_bytes, row_flop, found, least)
         )
     return VerifyCost(limits.stream_gb_s, limits.fp32_gflop_s, tuple(costs))
 
