@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from graft.common.draft_probs import Distribution, distribution, draw_uniform
-from graft.common.noise import gumbel
 from graft.common.sampling import Sampling
 from graft.kernels.cpu.choose import target_probs
+from graft.kernels.cpu.noise import noise
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.reference.choose import GREEDY_BELOW
 from graft.v1.sampling_pb2 import AcceptRule
@@ -52,7 +52,7 @@ class Noise:
         """[draft vocab], float32: noise of the tokens that may stand at `position`."""
         known = self._at.get(position)
         if known is None:
-            known = torch.from_numpy(gumbel(self._seed, position, self._vocab_size))
+            known = noise(self._seed, position, self._vocab_size)
             if self._token_ids is not None:
                 known = known[self._token_ids]
             self._at[position] = known
