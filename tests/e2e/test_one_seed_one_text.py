@@ -25,6 +25,8 @@ from graft.common.tree import Tree, TreeLimits, from_parents, trim
 from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import Seat
 from graft.draft.proposers.ngram import NgramOptions, NgramProposer
+from graft.kernels.ops import ChoiceRows
+from graft.kernels.rows import Law, choice_rows
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import Plain
@@ -386,6 +388,21 @@ def test_seeds_make_texts(few: list[Text]) -> None:
 @pytest.mark.parametrize("name", SET_UPS)
 def test_a_set_up_leaves_every_text_as_it_is(plain: Plain, few: list[Text], name: str) -> None:
     check_all(plain, few, name)
+
+
+def rows_of_the_batch(laws: Sequence[Law], vocab_size: int) -> ChoiceRows:
+    """The fault: noise by the row of the step in place of the position."""
+    rows = choice_rows(laws, vocab_size)
+    return replace(rows, position=torch.arange(len(rows.position), dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["random trees", "no drafting, batched", "perfect"])
+def test_noise_that_is_not_keyed_by_position_would_show(
+    plain: Plain, few: list[Text], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graft.verify.choice.choice_rows", rows_of_the_batch)
+    with pytest.raises(AssertionError, match="texts differ"):
+        check_all(plain, few, name)
 
 
 @pytest.mark.slow

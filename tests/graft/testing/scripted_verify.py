@@ -32,6 +32,7 @@ class Script:
     extra_nodes: drafted nodes of a round beyond the accepted ones.
     at_open, before_commit, before_finish: awaited at those places, before_commit with the number
         of tokens committed so far; they may wait, or raise what the call is to fail with.
+    says_opened: further fields of the first message.
     """
 
     tokens: Sequence[int]
@@ -44,6 +45,7 @@ class Script:
     skew: int = 0
     finish: FinishReason.ValueType | None = None
     describe: dict[str, Any] = field(default_factory=dict)
+    says_opened: dict[str, Any] = field(default_factory=dict)
     hang_describe: bool = False
 
 
@@ -158,7 +160,10 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
         script = self.script
         yield verify_pb2.GenerateResponse(
             opened=verify_pb2.SessionOpened(
-                session_id=secrets.randbits(64), ticket=b"ticket", incarnation_id=self.incarnation
+                session_id=secrets.randbits(64),
+                ticket=b"ticket",
+                incarnation_id=self.incarnation,
+                **script.says_opened,
             )
         )
         stop = stop_rule_from_proto(opening.stop)
