@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = log.get("loading")
 
-MODEL_PROPOSERS = ("standalone", "eagle", "eagle3")
+MODEL_PROPOSERS = ("standalone", "eagle", "eagle3", "mtp", "dflash", "uno")
 
 # num_steps, topk and num_draft_tokens where none of them is given.
 _CHAIN = (3, 1, 4)
@@ -38,13 +38,8 @@ class ModelLoader:
             ModelNotFound, Unsupported, Mismatch: the checkpoint cannot be used.
         """
         settings = self._settings
-        path = path or settings.draft_model_path
-        if not path:
-            raise InvalidArgument(
-                f"proposer {name} needs a checkpoint: draft_model_path names it",
-                field="draft_model_path",
-            )
-        _check_token_map(settings, name)
+        path = path or checkpoint_path(settings, name)
+        _warn_of_inactive(settings, name)
         if self._workshop is None:
             from graft.draft.checkpoints.load import Workshop
 
@@ -60,6 +55,21 @@ class ModelLoader:
             nodes=tier.num_draft_tokens,
         )
         return made
+
+
+def checkpoint_path(settings: DraftSettings, name: str) -> str:
+    """What the settings name for a proposer.
+
+    Raises:
+        InvalidArgument: they name nothing.
+    """
+    setting = "uno_lora_path" if name == "uno" else "draft_model_path"
+    path: str = getattr(settings, setting)
+    if not path:
+        raise InvalidArgument(
+            f"proposer {name} needs a checkpoint: {setting} names it", field=setting
+        )
+    return path
 
 
 def default_tier(settings: DraftSettings, name: str, target_architecture: str = "") -> Tier:
@@ -117,11 +127,26 @@ def hub_file(path: str) -> Path:
         raise ModelNotFound(_cannot_fetch(path, error)) from None
 
 
-def _check_token_map(settings: DraftSettings, name: str) -> None:
-    if not settings.token_map or name == "eagle":
-        return
-    reason = "it has a map of its own" if name == "eagle3" else "it has a head of its own"
-    _log.warning("setting is inactive", setting="token_map", proposer=name, reason=reason)
+def _warn_of_inactive(settings: DraftSettings, name: str) -> None:
+    """Says which settings a proposer does not look at, once it is loaded."""
+    reasons = {}
+    if settings.token_map and name != "eagle":
+        reasons["token_map"] = {
+            "eagle3": "it has a map of its own",
+            "standalone": "it has a head of its own",
+        }.get(name, "its head is not cut")
+    if settings.dflash_block_size is not None and name != "dflash":
+        reasons["dflash_block_size"] = "it drafts no blocks"
+    if settings.draft_window_size is not None and name != "dflash":
+        reasons["draft_window_size"] = "it sees all of the prefix"
+    if settings.enable_multi_layer_eagle and name != "mtp":
+        reasons["enable_multi_layer_eagle"] = "it has no MTP layers"
+    if name == "dflash":
+        for setting in ("num_steps", "eagle_topk"):
+            if getattr(settings, setting) is not None:
+                reasons[setting] = "a block is drafted in one step, as a chain"
+    for setting, reason in reasons.items():
+        _log.warning("setting is inactive", setting=setting, proposer=name, reason=reason)
 
 
 def _hub(path: str) -> Any:

@@ -51,6 +51,31 @@ class DraftSettings(Settings):
         description="FR-Spec token map of an EAGLE drafter: a .pt file, or owner/name/file.pt "
         "on the hub.",
     )
+    dflash_block_size: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        description="Tokens of a DFlash block, the newest committed one included; the checkpoint "
+        "has its own.",
+    )
+    draft_window_size: int | None = Field(
+        None,
+        ge=1,
+        description="Recent committed tokens that a DFlash block sees at least; all by default.",
+    )
+    enable_multi_layer_eagle: bool = Field(
+        False, description="Run a layer set of its own for every token ahead (MTP checkpoints)."
+    )
+    uno_lora_path: str = Field(
+        "", description="Adapter of the UNO proposer: a folder or a Hugging Face id."
+    )
+    uno_mask_token_id: int | None = Field(
+        None, ge=1, description="UNO draws noise from ids below this one; from all by default."
+    )
+    uno_noise: Literal["uniform", "mask"] = Field(
+        "uniform", description="UNO guesses on random tokens, or on the mask token alone."
+    )
+    uno_noise_seed: int = Field(0, ge=0, description="Seed of UNO's random tokens.")
     allow_pickle: bool = Field(
         False, description="Read .bin and .pt files, by a reader that runs no code in them."
     )

@@ -12,16 +12,24 @@ from torch import Tensor
 
 from graft.common.errors import InvalidArgument, Mismatch, Unsupported
 from graft.common.model_files import resolve, weight_files
+from graft.common.tier import Tier
 from graft.draft.checkpoints.borrowed import Borrowed, borrow
-from graft.draft.checkpoints.detect import Kind, open_checkpoint
+from graft.draft.checkpoints.detect import Checkpoint, Kind, open_checkpoint
+from graft.draft.checkpoints.dflash import load_dflash
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
 from graft.draft.checkpoints.eagle3 import load_eagle3
+from graft.draft.checkpoints.lora import adapter_folder, read_adapters
+from graft.draft.checkpoints.mtp import load_mtp, load_multi_layer
 from graft.draft.loading import checkpoint_folder, default_tier, hub_file
 from graft.draft.nets.base import DraftNet
 from graft.draft.nets.decoder import DecoderNet
+from graft.draft.nets.uno import UnoNet
 from graft.draft.proposers.base import Proposer
+from graft.draft.proposers.dflash import DflashProposer
 from graft.draft.proposers.model import ModelOptions, ModelProposer
+from graft.draft.proposers.multi_layer import MultiLayerProposer
 from graft.draft.proposers.standalone import StandaloneProposer
+from graft.draft.proposers.uno import NoiseTokens, UnoProposer, uno_shape
 from graft.draft.settings import DraftSettings
 from graft.kernels.ops import Ops, select
 from graft.models.load import load_target
@@ -43,7 +51,17 @@ class Workshop:
         kind = Kind(name)
         if kind is Kind.STANDALONE:
             return self._standalone(path)
-        return self._eagle(kind, self._folder(path))
+        folder = adapter_folder(self._folder(path))
+        checkpoint = open_checkpoint(folder, allow_pickle=self._settings.allow_pickle)
+        _check_kind(kind, checkpoint.kind, str(folder))
+        match kind:
+            case Kind.MTP:
+                return self._mtp(checkpoint)
+            case Kind.DFLASH:
+                return self._dflash(checkpoint)
+            case Kind.UNO:
+                return self._uno(checkpoint)
+        return self._eagle(checkpoint)
 
     @cached_property
     def ops(self) -> Ops:
@@ -76,25 +94,94 @@ class Workshop:
                 f"drafter {files.name} has another tokenizer than the target {self.target.name}"
             )
         detail = f"{files.name}, a decoder of {model.config.num_layers} layers"
-        options = self._options(Kind.STANDALONE, "", detail, model.tokenizer_digest)
-        return StandaloneProposer(Kind.STANDALONE.value, DecoderNet(model), self.ops, options)
+        name = Kind.STANDALONE.value
+        tier = default_tier(self._settings, name)
+        options = self._options(tier, detail, model.tokenizer_digest)
+        return StandaloneProposer(name, DecoderNet(model), self.ops, options)
 
-    def _eagle(self, kind: Kind, folder: Path) -> Proposer:
-        checkpoint = open_checkpoint(folder, allow_pickle=self._settings.allow_pickle)
-        _check_kind(kind, checkpoint.kind, str(folder))
-        target = self.target
+    def _eagle(self, checkpoint: Checkpoint) -> Proposer:
         net: DraftNet
-        if kind is Kind.EAGLE3:
-            net = load_eagle3(checkpoint, target, self.ops)
+        if checkpoint.kind is Kind.EAGLE3:
+            net = load_eagle3(checkpoint, self.target, self.ops)
         else:
-            net = load_eagle(checkpoint, target, self.ops, self._token_map())
-        detail = f"{folder.resolve().name} for {target.name}"
-        options = self._options(kind, target.config.architecture, detail, target.tokenizer_digest)
-        return ModelProposer(kind.value, net, self.ops, options)
+            net = load_eagle(checkpoint, self.target, self.ops, self._token_map())
+        return ModelProposer(checkpoint.kind.value, net, self.ops, self._options_of(checkpoint))
 
-    def _options(self, kind: Kind, architecture: str, detail: str, digest: str) -> ModelOptions:
+    def _mtp(self, checkpoint: Checkpoint) -> Proposer:
+        name, settings = checkpoint.kind.value, self._settings
+        if not settings.enable_multi_layer_eagle:
+            net = load_mtp(checkpoint, self.target, self.ops)
+            return ModelProposer(name, net, self.ops, self._options_of(checkpoint))
+        if settings.eagle_topk not in (None, 1):
+            raise InvalidArgument(
+                f"eagle_topk {settings.eagle_topk} does not go with enable_multi_layer_eagle,"
+                " which drafts chains: expected 1",
+                field="eagle_topk",
+            )
+        steps = load_multi_layer(checkpoint, self.target, self.ops, settings.num_steps)
+        count = steps.num_steps
+        if settings.num_draft_tokens not in (None, count + 1):
+            raise InvalidArgument(
+                f"num_draft_tokens {settings.num_draft_tokens} does not go with {count} steps,"
+                f" expected {count + 1}",
+                field="num_draft_tokens",
+            )
+        options = self._options_of(checkpoint, Tier(name, count, 1, count + 1))
+        return MultiLayerProposer(name, steps, self.ops, options)
+
+    def _dflash(self, checkpoint: Checkpoint) -> Proposer:
+        name, settings = checkpoint.kind.value, self._settings
+        net = load_dflash(
+            checkpoint,
+            self.target,
+            self.ops,
+            block_size=settings.dflash_block_size or settings.num_draft_tokens or 0,
+            pickle=settings.allow_pickle,
+        )
+        count, window = net.block.num_drafted, settings.draft_window_size
+        if window is not None and window < net.block.size:
+            raise InvalidArgument(
+                f"draft_window_size {window} is below the block of {net.block.size}",
+                field="draft_window_size",
+            )
+        options = self._options_of(checkpoint, Tier(name, count, 1, count + 1))
+        return DflashProposer(name, net, self.ops, options, window or 0)
+
+    def _uno(self, checkpoint: Checkpoint) -> Proposer:
+        name, settings = checkpoint.kind.value, self._settings
+        shape = uno_shape(settings.num_steps, settings.eagle_topk, settings.num_draft_tokens)
+        target = self.target
+        vocab, mask = target.config.vocab_size, settings.uno_mask_token_id
+        if mask is None and settings.uno_noise == "mask":
+            raise InvalidArgument(
+                "uno_noise mask needs uno_mask_token_id", field="uno_mask_token_id"
+            )
+        if mask is not None and mask >= vocab:
+            raise InvalidArgument(
+                f"uno_mask_token_id {mask} is no id below {vocab}", field="uno_mask_token_id"
+            )
+        adapters = read_adapters(checkpoint.config, checkpoint.tensors, target.config, self.ops)
+        model = load_target(resolve(settings.model, weights=True), self.ops)
+        tokens = NoiseTokens(
+            first=0 if mask is None else 1,
+            stop=max(2, mask or vocab),
+            seed=settings.uno_noise_seed,
+            mask=mask if mask is not None and settings.uno_noise == "mask" else -1,
+        )
+        options = self._options_of(checkpoint, shape.tier(name))
+        return UnoProposer(name, UnoNet(model, adapters), self.ops, options, tokens)
+
+    def _options_of(self, checkpoint: Checkpoint, tier: Tier | None = None) -> ModelOptions:
+        """Options of a drafter that borrows of the target. tier: None is that of the field."""
+        target, name = self.target, checkpoint.kind.value
+        if tier is None:
+            tier = default_tier(self._settings, name, target.config.architecture)
+        detail = f"{checkpoint.folder.resolve().name} for {target.name}"
+        return self._options(tier, detail, target.tokenizer_digest)
+
+    def _options(self, tier: Tier, detail: str, digest: str) -> ModelOptions:
         return ModelOptions(
-            tier=default_tier(self._settings, kind.value, architecture),
+            tier=tier,
             kv_tokens=self._settings.kv_tokens,
             detail=detail,
             tokenizer_digest=digest,
