@@ -45,7 +45,12 @@ def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:
     assert min(answer["stream_gb_s"], *answer["fp32"].values(), *answer["q4_1"].values()) > 0
     assert len(heard) == 3
     page = cost.page({})
-    assert len(page.tables[0].rows) == 4 and page.plots
+    assert len(page.tables[0].rows) == 4 and len(page.plots) == 2
+    assert [row[:3] for row in page.tables[1].rows[:2]] == [
+        ("fp32", 1, "q, k, v"),
+        ("fp32", 1, "attention output"),
+    ]
+    assert len(page.tables[1].rows) == 2 * 7
     assert cost.costs[1].num_bytes < cost.costs[0].num_bytes
 
 

@@ -41,7 +41,7 @@ async def test_verify_cost_prints_its_object_last_and_writes_a_report(tmp_path: 
     answer = json.loads(out.splitlines()[-1])
     assert list(answer) == ["stream_gb_s", "fp32"] and list(answer["fp32"]) == ["1", "4"]
     names = sorted(path.name for path in report.iterdir())
-    assert names == ["verify-cost.csv", "verify-cost.html", "verify-cost.json"]
+    assert names == ["verify-cost-2.csv", "verify-cost.csv", "verify-cost.html", "verify-cost.json"]
 
 
 async def test_serve_measures_a_running_gateway(tmp_path: Path) -> None:

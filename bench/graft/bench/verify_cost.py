@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from graft.bench.limits import Limits
-from graft.bench.report.page import Cell, Lines, Page, Table
+from graft.bench.parts import Part
+from graft.bench.parts import measure as parts_of
+from graft.bench.report.page import Bars, Cell, Lines, Page, Table
 from graft.bench.step import binary_tree, random_cache, tree_step
 from graft.kernels.ops import Ops, select
 from graft.models.load import Target, load_target, read_config
@@ -24,6 +26,7 @@ from graft.models.storage import Precision, resolve_for, storage_of
 
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256
+PART_ROWS = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,15 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """One run, beside the best readings of memory bandwidth and float32 products in it."""
+    """One run, beside the best readings of memory bandwidth and float32 products in it.
+
+    parts: precision, rows, and the parts of such a forward.
+    """
 
     stream_gb_s: float
     fp32_gflop_s: float
     costs: tuple[Costs, ...]
+    parts: tuple[tuple[str, int, tuple[Part, ...]], ...] = ()
 
     def bound_ms(self, cost: Costs, rows: int) -> float:
         """No forward of so many rows can be faster here: bytes over bandwidth, FLOP over peak."""
@@ -97,8 +104,37 @@ class VerifyCost:
             "Cost of a target forward against its rows",
             self.as_json(),
             {**facts, **limits},
-            [Table("Medians and bounds", columns, lines)],
-            [Lines("Milliseconds against rows", "rows", "ms", curves)],
+            [Table("Medians and bounds", columns, lines), self._parts()],
+            [
+                Lines("Milliseconds against rows", "rows", "ms", curves),
+                Bars(
+                    "Parts of a forward",
+                    "ms",
+                    {
+                        f"{precision}, {_rows(rows)}": {
+                            one.name: one.seconds * 1e3 for one in parts
+                        }
+                        for precision, rows, parts in self.parts
+                    },
+                ),
+            ],
+        )
+
+    def _parts(self) -> Table:
+        return Table(
+            "Parts of a forward, the fastest of each",
+            ("precision", "rows", "part", "ms", "GB/s"),
+            [
+                (
+                    precision,
+                    rows,
+                    part.name,
+                    round(part.seconds * 1e3, 3),
+                    round(part.num_bytes / part.seconds / 1e9, 2) if part.num_bytes else None,
+                )
+                for precision, rows, parts in self.parts
+                for part in parts
+            ],
         )
 
 
@@ -144,7 +180,17 @@ def run(
         costs.append(
             Costs(precision.value, target.precision, num_bytes + kv_bytes, row_flop, found, least)
         )
-    return VerifyCost(limits.stream_gb_s, limits.fp32_gflop_s, tuple(costs))
+    parts = [
+        (precision.value, count, tuple(parts_of(target, count, context, rounds)))
+        for precision, (target, _) in zip(precisions, targets, strict=True)
+        for count in rows
+        if count in PART_ROWS
+    ]
+    return VerifyCost(limits.stream_gb_s, limits.fp32_gflop_s, tuple(costs), tuple(parts))
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _load(model: str, ops: Ops, precision: Precision, context: int) -> tuple[Target, int]:

@@ -64,7 +64,7 @@ def run_verify_cost(
             on_round=advance,
         )
     print(f"streaming bandwidth {cost.stream_gb_s:.1f} GB/s")
-    finish(cost.page(head), report, as_json)
+    finish(cost.page(head), report, as_json, tables=2)
 
 
 def run_rounds(
