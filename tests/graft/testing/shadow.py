@@ -52,6 +52,7 @@ class ShadowTarget:
         self._check(session, tokens)
         if isinstance(work, Recall):
             assert work.stop <= session.kv_length, "a recall would read keys that are not there"
+            assert not {*work.pages} & {*session.pages().pages}, "a recall would write a session's"
             for slot in work.write_slots.tolist():
                 self._kv[slot] = -1
             return Outcome()

@@ -252,8 +252,11 @@ class VerifyBench:
                 case "opened":
                     generation.opened = message.opened
                     if drafter is not None:
-                        opened = message.opened
-                        await drafter.join(opened.session_id, opened.ticket, spec, window_tokens)
+                        shown = (message.opened.session_id, message.opened.ticket)
+                        if spec is None:
+                            await drafter.join(*shown)
+                        else:
+                            await drafter.join(*shown, spec, window_tokens)
                 case "committed":
                     generation.commits.append(message.committed)
                 case "finished":

@@ -30,6 +30,9 @@ from graft.verify.tally import Tally
 CHUNK_BYTES = 1 << 20
 """Hidden states sent in one piece at most, so that messages stay far below their cap."""
 
+MAX_COMMIT_BYTES = 8 << 20
+"""Those that go with one commit at most; what is more follows in pieces with the next one."""
+
 _REMEMBERED_SESSIONS = 4096
 _SILENT_WHEN_EMPTY = frozenset(
     {
@@ -58,8 +61,7 @@ class Audience:
 
     def opened(self, session: Session) -> None:
         """From its first row on, a session that expects a drafter keeps what may be asked for."""
-        if session.request.speculate:
-            self._keep(session)
+        self._keep(session)
 
     def join(
         self,
@@ -98,7 +100,7 @@ class Audience:
         session.leave(stream)
         if session.feed is not None:
             session.feed.leave(stream)
-            self._keep(session)
+        self._keep(session)
 
     def gone(self, stream: int) -> None:
         """A stream ended; call it before `leave` is called for the stream's sessions."""
@@ -170,7 +172,7 @@ class Audience:
                 self._tell_features(session, stream)
                 self._tell_prefix(session, stream)
                 continue
-            rows = self._commit_rows(session, stream)
+            rows = self._commit_rows(session, stream, len(tokens))
             self.events.append(
                 CommitTold(
                     stream, session.session_id, tokens, length, digest, accepted, num_drafted, rows
@@ -187,27 +189,28 @@ class Audience:
         for stream in sorted(session.streams):
             self.events.append(ClosedTold(stream, session.session_id))
 
-    def _tell_features(self, session: Session, stream: int) -> None:
+    def _tell_features(self, session: Session, stream: int, stop: int | None = None) -> None:
         if (feed := session.feed) is None:
             return
-        while (rows := self._take(feed, stream, "prefix")) is not None:
+        while (rows := self._take(feed, stream, "prefix", CHUNK_BYTES, stop)) is not None:
             self.events.append(FeaturesTold(stream, session.session_id, rows))
 
-    def _commit_rows(self, session: Session, stream: int) -> Rows | None:
-        """The rows that go with a commit; what does not fit one piece goes before it."""
-        if (feed := session.feed) is None:
+    def _commit_rows(self, session: Session, stream: int, count: int) -> Rows | None:
+        """The rows of a commit of `count` tokens; those a stream lacks from before go first.
+
+        None while some of those are not there, and where the rows are too many for a message.
+        """
+        first = session.kv_length - count
+        self._tell_features(session, stream, first)
+        feed = session.feed
+        if feed is None or feed.behind(stream) != first:
             return None
-        rows = self._take(feed, stream, "commit")
-        while rows is not None and rows.start + rows.count < session.kv_length:
-            following = self._take(feed, stream, "commit")
-            if following is None:
-                break
-            self.events.append(FeaturesTold(stream, session.session_id, rows))
-            rows = following
-        return rows
+        return self._take(feed, stream, "commit", MAX_COMMIT_BYTES, session.kv_length)
 
-    def _take(self, feed: Feed, stream: int, part: str) -> Rows | None:
-        start, count, payload = feed.take(stream, CHUNK_BYTES)
+    def _take(
+        self, feed: Feed, stream: int, part: str, max_bytes: int, stop: int | None = None
+    ) -> Rows | None:
+        start, count, payload = feed.take(stream, max_bytes, stop)
         if not count:
             return None
         self._tally.feature_bytes[part] += len(payload)
@@ -220,9 +223,10 @@ class Audience:
         return Feed(offer.share_bytes, offer.row_bytes)
 
     def _keep(self, session: Session) -> None:
-        """Keeps rows of the specs that streams listen to and, before any stream has come, of
-        those announced."""
-        announced = () if session.streams else self._announced.specs
+        """Keeps rows of the specs that streams listen to; of those announced while a drafter is
+        expected and none is there."""
+        awaited = session.request.speculate and not session.streams
+        announced = self._announced.specs if awaited else ()
         if session.feed is None and announced:
             session.feed = self._new_feed()
         if session.feed is not None:

@@ -179,8 +179,10 @@ class Feed:
                 gaps.append(range(first, stop))
         return max(gaps, key=len)
 
-    def take(self, stream: int, max_bytes: int) -> tuple[int, int, bytes]:
+    def take(self, stream: int, max_bytes: int, stop: int | None = None) -> tuple[int, int, bytes]:
         """The next rows for a stream: (start, rows, payload), at most `max_bytes` or one row.
+
+        stop: those of positions before it.
 
         They count as sent. No rows: there are none yet.
         """
@@ -188,7 +190,8 @@ class Feed:
         if listener is None:
             return 0, 0, b""
         window, start = self._windows[listener.spec], listener.cursor
-        count = min(window.end_of(start) - start, max(1, max_bytes // window.row_bytes))
+        end = window.end_of(start) if stop is None else min(window.end_of(start), stop)
+        count = min(max(0, end - start), max(1, max_bytes // window.row_bytes))
         payload = window.take(start, start + count)
         if count:
             listener.cursor, listener.fresh = start + count, False

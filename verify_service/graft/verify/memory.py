@@ -17,6 +17,7 @@ _FLOAT = 4
 _CONTEXTS = 4
 _LEAST_PAGES = 2
 _RESERVE = 0.1
+_FEATURE_PART = 16
 _NODE_BYTES = 6 * _FLOAT
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
@@ -38,7 +39,8 @@ class ModelSizes:
 class Demand:
     """What the settings ask for. kv_tokens of 0 leaves the choice to the plan.
 
-    feature_bytes: room for hidden states that are kept for drafters.
+    feature_bytes: room for hidden states that are kept for drafters, at most; they never get more
+        than a sixteenth of the budget, for they save time and are not needed.
     """
 
     kv_tokens: int
@@ -99,8 +101,7 @@ def plan_memory(sizes: ModelSizes, demand: Demand, budget_bytes: int) -> MemoryP
 
     Raises:
         InvalidArgument: it does not fit; the sentence names the first number of this order whose
-            lowering alone mends it: kv_tokens, max_step_rows, max_nodes, max_running,
-            feature_memory_mb.
+            lowering alone mends it: kv_tokens, max_step_rows, max_nodes, max_running.
     """
     least = demand.page_tokens * _LEAST_PAGES
     if demand.kv_tokens:
@@ -135,7 +136,7 @@ def _plan(sizes: ModelSizes, demand: Demand, kv_tokens: int, budget_bytes: int) 
         step_bytes=_FLOAT * (activations + logits + paths),
         tree_bytes=demand.max_running * demand.max_trees * demand.max_nodes * _NODE_BYTES,
         budget_bytes=budget_bytes,
-        feature_bytes=demand.feature_bytes,
+        feature_bytes=min(demand.feature_bytes, budget_bytes // _FEATURE_PART),
     )
 
 
@@ -161,12 +162,6 @@ def _advice(sizes: ModelSizes, demand: Demand, plan: MemoryPlan, least: int) -> 
         ),
         ("max_nodes", demand.max_nodes, 1, lambda n: replace(demand, max_nodes=n)),
         ("max_running", demand.max_running, 1, lambda n: replace(demand, max_running=n)),
-        (
-            "feature_memory_mb",
-            demand.feature_bytes >> 20,
-            0,
-            lambda n: replace(demand, feature_bytes=n << 20),
-        ),
     ]
     for name, value, low, changed in steps:
         most = _greatest(

@@ -49,7 +49,9 @@ class VerifySettings(Settings):
     max_step_rows: int = Field(512, ge=2, description="rows of one forward pass, of all sessions")
     context_length: int = Field(0, ge=0, description="tokens of a session; 0 takes the model's")
     feature_memory_mb: int = Field(
-        256, ge=0, description="recent hidden states kept for drafters that join late; 0 keeps none"
+        256,
+        ge=0,
+        description="room for recent hidden states, for drafters that join late; 0 keeps none",
     )
     fused_features: Path | None = Field(
         None, description="a drafter's projection, applied here so that less has to travel"
