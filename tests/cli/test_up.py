@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from graft.testing.checkpoints import write_eagle3
 from graft.testing.models import write_tiny_model
 
 _DEADLINE_S = 90.0
@@ -194,3 +195,12 @@ def test_a_model_that_is_not_there_ends_it_before_anything_starts() -> None:
         line = running.until("error: ")
         assert running.process.wait(_DEADLINE_S) == 2
     assert line == "error: there is no folder or file /no/such/folder"
+
+
+def test_a_network_drafts_with_two_more_words(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    head = write_eagle3(tmp_path / "head", target)
+    words = ("--proposers=eagle3", f"--draft-model-path={head}")
+    with started(f"--model={target}", "--threads=1", *words, *_PORTS) as running:
+        running.until("ready on ")
+        assert streamed(running.url, "eagle3") == streamed(running.url, "off")

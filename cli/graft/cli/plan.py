@@ -52,6 +52,12 @@ class UpSettings(Settings):
         None, description="How requests that do not say are speculated: auto, off or a proposer."
     )
     draft: bool = Field(True, description="Start a draft service.")
+    proposers: list[str] = Field(
+        [], description="Proposers of the draft service; the first is the default."
+    )
+    draft_model_path: str | None = Field(
+        None, description="Checkpoint of the model proposers: a folder or a Hugging Face id."
+    )
     drafts: int = Field(1, ge=1, le=16, description="Number of draft replicas.")
     threads: int | None = Field(
         None, ge=1, description="Threads of verify; all cores if not given."
@@ -98,11 +104,18 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
     }
     draft_flags: list[dict[str, Any]] = []
     if settings.draft:
-        draft = _loaded("draft", config, {"port": settings.draft_port})
+        drafting = {
+            "proposers": settings.proposers or None,
+            "draft_model_path": settings.draft_model_path,
+        }
+        draft = _loaded("draft", config, {"port": settings.draft_port, **drafting})
         for replica in range(settings.drafts):
             wanted = draft.port + replica if draft.port else 0
             draft_flags.append(
                 {
+                    **drafting,
+                    # Drafters that borrow of the target are told which one it is.
+                    "model": draft.model or verify.model,
                     "port": _port(draft.host, wanted, "draft-port"),
                     "threads": draft.threads if "threads" in draft.model_fields_set else 1,
                 }
