@@ -45,7 +45,10 @@ class ProposerInfo:
     max_nodes, max_depth: the most it proposes; nodes count the root.
     detail: a sentence for people.
     vocab_size, tokenizer_digest: what it was built for; 0 and "" when it takes the target's.
-    needs: hidden states of the target that it works from; None works from tokens alone.
+    needs: hidden states of the target that it works from; None works from tokens alone. `propose`
+        is then called only for seats whose `mirror.features` hold the row of every committed token
+        but the root, from their `start` on: after a commit of n tokens those of n positions more,
+        the former root's first.
     """
 
     default_tier: Tier
