@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,20 @@ async def test_children_end_last_first_and_the_run_ends_well(tmp_path: Path) -> 
         pass
     await running
     assert (tmp_path / "ended").read_text().split() == ["three", "two", "one"]
+
+
+async def test_a_second_signal_ends_what_is_still_draining(tmp_path: Path) -> None:
+    drains = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n" + SERVES.replace(
+        "signal.signal(signal.SIGTERM, leave)", ""
+    )
+    mark = tmp_path / "one"
+    spec = replace(serving(tmp_path, "one"), command=(sys.executable, "-c", drains, str(mark)))
+    async with supervised(spec) as (screen, running):
+        os.kill(os.getpid(), signal.SIGINT)
+        await screen.until(lambda: any("again to end now" in note for note in screen.notes))
+        os.kill(os.getpid(), signal.SIGINT)
+        await running
+    assert screen.notes[-1] == "one was ended at once"
 
 
 async def test_a_killed_child_is_started_again_and_said_so(tmp_path: Path) -> None:

@@ -199,7 +199,10 @@ class Supervisor:
             )
             hurried.cancel()
             if process.returncode is None:
-                self._screen.note(f"{child.spec.name} did not end in time and was killed", "yellow")
+                why = (
+                    "was ended at once" if hurry.is_set() else "did not end in time and was killed"
+                )
+                self._screen.note(f"{child.spec.name} {why}", "yellow")
                 _send(process, signal.SIGKILL)
             await ended
 
