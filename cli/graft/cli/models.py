@@ -41,6 +41,9 @@ def command(_name: str) -> typer.Typer:
     app.command("check", help="Check that a model's files are there, readable and of one piece.")(
         _check
     )
+    app.command(
+        "fuse", help="Write a drafter's projection of hidden states, for verify --fused-features."
+    )(_fuse)
     return app
 
 
@@ -74,6 +77,21 @@ def _check(model: Model = EMBEDDED) -> None:
     print(f"vocabulary {config.get('vocab_size')}, digest {tokenizer_digest(files.folder)[:16]}")
     print(f"weights    {_weights(files)}")
     print("ok")
+
+
+def _fuse(
+    checkpoint: Annotated[str, typer.Argument(help="Drafter's checkpoint: folder or id.")],
+    out: Annotated[Path, typer.Argument(help="Safetensors file to write.")],
+    target: Annotated[str, typer.Option(help="The model it drafts for.")] = EMBEDDED,
+    allow_pickle: Annotated[bool, typer.Option(help="Read .bin and .pt files.")] = False,
+) -> None:
+    from graft.draft.checkpoints.fuse import write_fused
+
+    projection = write_fused(checkpoint, target, out, allow_pickle=allow_pickle)
+    states = ", ".join(map(str, projection.layers))
+    print(f"{out} makes {projection.width} values of hidden states {states}")
+    print(f"id {projection.fused_id}")
+    print(f"verify applies it with --fused-features={out}, a drafter asks by --feature-fused")
 
 
 def _weights(files: ModelFiles) -> str:
