@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from graft.common.errors import GraftError, InvalidArgument
 from graft.common.sampling import Sampling
+from graft.common.tree import Tree
 from graft.draft.checkpoints.detect import Kind, open_checkpoint
 from graft.draft.checkpoints.lora import adapter_folder, read_adapters
 from graft.draft.nets.uno import UnoNet
-from graft.draft.proposers.base import Seat
+from graft.draft.proposers.base import Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, state_of
 from graft.draft.proposers.uno import NoiseTokens, UnoProposer, UnoShape, uno_shape
 from graft.kernels.reference.uno import build_uno_trees
@@ -26,6 +27,7 @@ from graft.testing.adapters import DenseUno, write_adapter
 from graft.testing.lockstep import Lockstep, Script
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import GREEDY, Plain
+from graft.v1.sampling_pb2 import AcceptRule
 
 LINEAR = uno_shape(None, 1, 5)
 BUSH = uno_shape(3, 4, 9)
@@ -165,11 +167,15 @@ def test_lanes_hold_what_a_prefill_would_have_written(net: UnoNet, target: Plain
     steps = Lockstep(drafter, scripts, drafter.options.tier, 320)
     for number in range(6):
         steps.round([number % 3, (number + 1) % 3])
+        with torch.inference_mode():
+            drafter.catch_up(steps.seats)
         trees = drafter.propose(steps.seats)
         for seat, tree in zip(steps.seats, trees, strict=True):
             fresh = Seat(seat.mirror, seat.tier, drafter.open(seat.mirror))
+            with torch.inference_mode():
+                drafter.catch_up([fresh])
             (other,) = drafter.propose([fresh])
-            assert tree is not None and other is not None
+            assert isinstance(tree, Tree) and isinstance(other, Tree)
             assert np.array_equal(tree.tokens, other.tokens)
             old, new = state_of(seat).lane, state_of(fresh).lane
             assert old.length == new.length == len(seat.mirror.prefix)
@@ -291,3 +297,23 @@ def test_configs_that_cannot_be_run_are_refused(
     path = write_adapter(tmp_path / "uno", folder, options=options)
     with pytest.raises(GraftError, match=message):
         loaded(path, target)
+
+
+@pytest.mark.parametrize("rule", [AcceptRule.ACCEPT_RULE_REJECTION, AcceptRule.ACCEPT_RULE_BLOCK])
+def test_rules_that_compare_probabilities_get_what_was_drawn(
+    net: UnoNet, target: Plain, rule: AcceptRule.ValueType
+) -> None:
+    """The first token is drawn from the target's own law, so it is always accepted."""
+    sampling = Sampling(temperature=0.9, seed=5, rule=rule)
+    script = Script.written(target, PROMPT, 3)
+    script.sampling = sampling
+    drafter = proposer(net, target, BUSH)
+    mirror = script.mirror(len(PROMPT) + 1, 320)
+    (made,) = drafter.propose([Seat(mirror, drafter.options.tier, drafter.open(mirror))])
+    assert isinstance(made, Sampled)
+    assert made.tree.max_depth == made.tree.num_nodes - 1 == len(made.probs) == 4
+    logs = target.log_probs(mirror.prefix.tokens.tolist())[-1]
+    own = (logs / 0.9).softmax(-1)
+    # Cut to its likeliest tokens, which hold nearly all of it.
+    first = made.probs[0]
+    assert np.allclose(first.probs, own[torch.from_numpy(first.tokens).long()], atol=0.01)

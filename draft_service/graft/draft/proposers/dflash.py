@@ -13,12 +13,12 @@ import torch
 
 from graft.common import log
 from graft.common.tree import Tree
+from graft.draft.guess import chain_of, guesses
 from graft.draft.kv import OutOfPages
-from graft.draft.law import RowLaw, best_children
+from graft.draft.law import RowLaw
 from graft.draft.nets.dflash import DflashNet
-from graft.draft.proposers.base import Seat
+from graft.draft.proposers.base import Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, ModelProposer, state_of
-from graft.draft.prune import pruned_chain
 from graft.draft.rows import block_part, step_rows
 from graft.kernels.ops import Ops
 
@@ -36,32 +36,28 @@ class DflashProposer(ModelProposer):
         self._dflash = net
         self._window = window
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | None]:
+    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
         """The chains of the places in `ready`, cut to their tiers; blocks are always whole."""
-        trees: list[Tree | None] = [None] * len(batch)
+        trees: list[Tree | Sampled | None] = [None] * len(batch)
         places = [place for place in ready if self._fits(batch[place])]
         if not places:
             return trees
-        net = self._dflash
-        size, count = net.block.size, net.block.num_drafted
-        lanes = [state_of(batch[place]).lane for place in places]
+        net, seats = self._dflash, [batch[place] for place in places]
+        lanes = [state_of(seat).lane for seat in seats]
         rows = {
-            sight: step_rows([block_part(lane, size, sight) for lane in lanes])
+            sight: step_rows([block_part(lane, net.block.size, sight) for lane in lanes])
             for sight in net.sights
         }
-        anchors = [batch[place].mirror.prefix.root for place in places]
-        hidden = net.draft(torch.tensor(anchors, dtype=torch.int32), rows, self.kv.cache)
-        laws = [law for place in places for law in _laws(batch[place], count)]
-        children = best_children(net.logits(hidden), laws, 1)
-        tokens = children.index if net.token_ids is None else net.token_ids[children.index]
-        guesses = tokens.view(-1, count).tolist()
-        logs = children.probs.view(-1, count).log().tolist()
-        for place, guess, log_probs in zip(places, guesses, logs, strict=True):
-            mirror, tier = batch[place].mirror, batch[place].tier
-            most = min(tier.num_steps, tier.num_draft_tokens - 1)
-            trees[place] = pruned_chain(
-                mirror.prefix.root, mirror.limits.vocab_size, guess[:most], log_probs[:most]
-            )
+        anchors = torch.tensor([seat.mirror.prefix.root for seat in seats], dtype=torch.int32)
+        logits = net.logits(net.draft(anchors, rows, self.kv.cache))
+        steps = logits.view(len(seats), net.block.num_drafted, -1).unbind(1)
+        vocab_size = min(seat.mirror.limits.vocab_size for seat in seats)
+        columns = [
+            guesses(step, [_law(seat, place) for seat in seats], net.token_ids, vocab_size, place)
+            for place, step in enumerate(steps)
+        ]
+        for place, made in zip(places, zip(*columns, strict=True), strict=True):
+            trees[place] = chain_of(batch[place], made)
         return trees
 
     def _fits(self, seat: Seat) -> bool:
@@ -92,7 +88,6 @@ class DflashProposer(ModelProposer):
             self.kv.forget(lane, before)
 
 
-def _laws(seat: Seat, count: int) -> list[RowLaw]:
-    mirror, noise = seat.mirror, state_of(seat).noise
-    first = len(mirror.prefix)
-    return [RowLaw(mirror.sampling, noise, first + place) for place in range(count)]
+def _law(seat: Seat, step: int) -> RowLaw:
+    mirror = seat.mirror
+    return RowLaw(mirror.sampling, state_of(seat).noise, len(mirror.prefix) + step)

@@ -21,12 +21,13 @@ from graft.common import log
 from graft.common.errors import InvalidArgument
 from graft.common.tier import Tier
 from graft.common.tree import IntArray, Tree
+from graft.draft.guess import chain_of, guesses
 from graft.draft.kv import OutOfPages
-from graft.draft.law import Children, RowLaw, best_children
+from graft.draft.law import RowLaw, best_children
 from graft.draft.nets.uno import UnoNet
-from graft.draft.proposers.base import Seat
+from graft.draft.proposers.base import Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, ModelProposer, state_of
-from graft.draft.prune import pruned, pruned_chain
+from graft.draft.prune import pruned
 from graft.draft.rows import prefix_part, step_rows
 from graft.kernels.cpu.uno import build_uno_trees
 from graft.kernels.ops import Ops
@@ -153,15 +154,15 @@ class UnoProposer(ModelProposer):
         """All but the tail, which the round's own forward runs."""
         return max(state_of(seat).lane.length, len(seat.mirror.prefix) - _TAIL)
 
-    def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | None]:
-        """One tree a seat; None where there is no room for its keys and values."""
+    def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | Sampled | None]:
+        """One tree a seat; None where its prefix is not run yet or has no room."""
         with torch.inference_mode():
-            self.catch_up(batch)
+            self.catch_up(batch, self.options.catch_up_s)
             return self.grow(batch, range(len(batch)))
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | None]:
+    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
         """Trees for the places in `ready` whose lanes lack no more than a tail."""
-        trees: list[Tree | None] = [None] * len(batch)
+        trees: list[Tree | Sampled | None] = [None] * len(batch)
         widths = {place: width for place in ready if (width := self._room(batch[place]))}
         if not widths:
             return trees
@@ -169,7 +170,9 @@ class UnoProposer(ModelProposer):
         for (place, width), rows in zip(
             widths.items(), logits.split(list(widths.values())), strict=True
         ):
-            trees[place] = _tree(batch[place], width, rows)
+            seat = batch[place]
+            chain = seat.tier.topk == 1 or width == 1 or seat.mirror.sampling.needs_draft_probs
+            trees[place] = _chain(seat, rows) if chain else _bush(seat, rows)
         return trees
 
     def _room(self, seat: Seat) -> int:
@@ -211,26 +214,27 @@ class UnoProposer(ModelProposer):
         return self.net.logits(hidden[torch.from_numpy(rows)])
 
 
-def _tree(seat: Seat, width: int, logits: Tensor) -> Tree | None:
-    """A chain, or the target's own next token and the heaviest paths behind it."""
-    mirror, tier, state = seat.mirror, seat.tier, state_of(seat)
-    root, vocab_size = mirror.prefix.root, mirror.limits.vocab_size
+def _laws(seat: Seat, count: int) -> list[RowLaw]:
+    mirror, noise = seat.mirror, state_of(seat).noise
     first = len(mirror.prefix)
-    laws = [RowLaw(mirror.sampling, state.noise, first + row) for row in range(width)]
+    return [RowLaw(mirror.sampling, noise, first + row) for row in range(count)]
+
+
+def _chain(seat: Seat, logits: Tensor) -> Tree | Sampled | None:
+    """The target's own next token, and one guess a row behind it. logits: [width, vocab]."""
+    vocab_size = seat.mirror.limits.vocab_size
+    made = [
+        guesses(logits[row : row + 1], [law], None, vocab_size, row)[0]
+        for row, law in enumerate(_laws(seat, len(logits)))
+    ]
+    return chain_of(seat, made)
+
+
+def _bush(seat: Seat, logits: Tensor) -> Tree | None:
+    """The target's own next token, and the heaviest paths behind it. logits: [width, vocab]."""
+    mirror, laws = seat.mirror, _laws(seat, len(logits))
     clean = best_children(logits[:1], laws[:1], 1)
-    if tier.topk == 1 or width == 1:
-        spec = best_children(logits[1:], laws[1:], 1) if width > 1 else clean
-        tokens, probs = clean.index[:, 0].tolist(), clean.probs[:, 0].log().tolist()
-        if width > 1:
-            tokens += spec.index[:, 0].tolist()
-            probs += spec.probs[:, 0].log().tolist()
-        return pruned_chain(root, vocab_size, tokens, probs)
-    return _bush(seat, clean, best_children(logits[1:], laws[1:], tier.topk))
-
-
-def _bush(seat: Seat, clean: Children, depths: Children) -> Tree | None:
-    """clean: one row of one; depths: [width - 1, topk], the candidates of each depth."""
-    mirror = seat.mirror
+    depths = best_children(logits[1:], laws[1:], seat.tier.topk)
     levels, topk = depths.index.shape
     most = sum(topk**depth for depth in range(levels + 1))
     nodes = min(seat.tier.num_draft_tokens - 1, most)
