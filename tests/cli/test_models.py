@@ -9,6 +9,8 @@ import typer
 
 from graft.cli import models
 from graft.common.errors import ModelNotFound
+from graft.common.projection import read_projection
+from graft.testing.checkpoints import write_eagle3
 from graft.testing.models import write_tiny_model
 
 
@@ -55,3 +57,16 @@ def test_the_embedded_model_is_listed_before_it_is_fetched(
 ) -> None:
     run("list")
     assert "smollm2-135m-instruct  embedded  not fetched yet" in capsys.readouterr().out
+
+
+def test_a_drafters_projection_is_written_for_verify(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_model(tmp_path / "target", layers=6)
+    out = tmp_path / "fused.safetensors"
+    run("fuse", str(write_eagle3(tmp_path / "draft", target)), str(out), "--target", str(target))
+    projection = read_projection(out)
+    said = capsys.readouterr().out
+    assert f"id {projection.fused_id}" in said
+    assert "makes 64 values of hidden states 2, 3, 3" in said
+    assert f"--fused-features={out}" in said
