@@ -11,10 +11,10 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constra
 PROTOS := $(wildcard protos/graft/v1/*.proto)
 NATIVE := $(wildcard kernels/graft/kernels/cpu/native/*.cpp kernels/graft/kernels/cpu/native/*.h)
 
-.PHONY: help setup protos native fmt check test test-all up down bench compose-test gpu-compile gpu-check clean
+.PHONY: help setup protos native fmt check test test-all up down demo-checkpoints bench compose-test gpu-compile gpu-check clean
 
 help:  ## list these words
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Installing generates the protos and compiles the native kernels.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -65,6 +65,9 @@ up: setup  ## serve the embedded model on http://127.0.0.1:8000
 
 down:  ## end what make up started, from another terminal
 	@kill -TERM "$$(cat $(VENV)/up.pid)" && rm $(VENV)/up.pid && echo stopping
+
+demo-checkpoints: setup  ## write a tiny drafter of every kind to demo/, and say how each is started
+	@PYTHONPATH=tests $(BIN)/python -m graft.testing.demo demo
 
 bench: setup  ## what a forward costs here; ARGS adds flags, graft bench has more
 	$(BIN)/graft bench verify-cost $(ARGS)
