@@ -38,6 +38,7 @@ EMITTED = 4
 TOP_K = 3
 TEMPERATURE = 0.8
 FEW, MANY = 400, 20_000
+WAVE = 128
 
 
 class Truth:
@@ -163,6 +164,8 @@ def emit(plain: Plain, guess: Guess, sampling: Sampling, runs: int) -> tuple[Cou
         several.append(
             replica.open(PROMPT, EMITTED, law, lambda tokens, law=law: guess(tokens, law))
         )
+        if len(several) % WAVE == 0:
+            replica.run()
     replica.run()
     return Counter(tuple(one.tokens) for one in several), replica
 
