@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from graft.draft.checkpoints.fuse import write_fused
 from graft.testing.adapters import write_adapter
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.dflash_checkpoints import DFLASH_LAYOUTS, write_dflash
@@ -104,3 +105,21 @@ async def test_uno_is_always_right_about_one_token(tmp_path: Path) -> None:
             assert record["num_accepted_draft_tokens"] >= 0.45 * 300
             plain = await cluster.chat("Go on.", speculation="off", **fields)
             assert text(body) == text(plain)
+
+
+async def test_verify_may_apply_the_projection_of_a_block_drafter(tmp_path: Path) -> None:
+    """One state a token travels then, and the drafts are those of before."""
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    path = write_dflash(tmp_path / "draft", target, layers=3)
+    fused = tmp_path / "fused.safetensors"
+    write_fused(str(path), str(target), fused)
+    flags = {"proposers": ["dflash"], "model": str(target), "draft_model_path": str(path)}
+    law = {"temperature": 1.0, "seed": 7, "max_tokens": 60, "ignore_eos": True}
+    accepted = []
+    for here, there in ({}, {}), ({"feature_fused": True}, {"fused_features": str(fused)}):
+        async with running_cluster(target, draft={**flags, **here}, verify=there) as cluster:
+            body = await cluster.chat("Go on.", **law)
+            plain = await cluster.chat("Go on.", speculation="off", **law)
+            assert text(body) == text(plain)
+            accepted.append(drafting(body)["num_accepted_draft_tokens"])
+    assert abs(accepted[0] - accepted[1]) <= 2

@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graft.common.errors import InvalidArgument, Mismatch, ModelNotFound, Unsupported
+from graft.common.projection import Projection
+from graft.common.tree import FloatArray
 from graft.draft.checkpoints.borrowed import Borrowed
 from graft.draft.checkpoints.detect import Checkpoint
 from graft.draft.checkpoints.layers import LayerReader, draft_decoder_config, make_rope
-from graft.draft.checkpoints.tensors import read_pickle
+from graft.draft.checkpoints.tensors import Tensors, read_pickle
 from graft.draft.checkpoints.vocab import draft_token_ids
 from graft.draft.features import FeatureNeed
 from graft.draft.nets.dflash import (
@@ -159,14 +162,41 @@ def load_dflash(
         if size is None
         else reader.linear(["lm_head.weight"], [size], hidden),
     )
+    fused_id = _projection(config, tensors).fused_id
     tensors.finish((*_IGNORED, r"lm_head\.weight", "d2t") if size is None else _IGNORED)
     return DflashNet(
         weights,
         ops,
-        FeatureNeed(config.layers, final_norm=False),
+        FeatureNeed(config.layers, final_norm=False, fused_id=fused_id),
         DflashShape(decoder.num_heads, decoder.head_dim, decoder.rms_norm_eps, rope, context),
         config.block,
         ids,
+    )
+
+
+def dflash_projection(checkpoint: Checkpoint, target: Borrowed) -> Projection:
+    """What turns target states into context, for a verify service to apply.
+
+    Raises:
+        ModelNotFound, Unsupported: as `load_dflash`.
+    """
+    checkpoint.tensors.rename(_plain_name)
+    return _projection(dflash_config(checkpoint.config, target), checkpoint.tensors)
+
+
+def _projection(config: DflashConfig, tensors: Tensors) -> Projection:
+    hidden = config.decoder.hidden_size
+
+    def read(name: str, *shape: int) -> FloatArray:
+        return np.asarray(tensors.weight(name, *shape).numpy(), np.float32)
+
+    return Projection(
+        layers=config.layers,
+        weight=read("fc.weight", hidden, len(config.layers) * hidden),
+        final_norm=False,
+        bias=read("fc.bias", hidden) if "fc.bias" in tensors else None,
+        out_norm=read("hidden_norm.weight", hidden),
+        eps=config.decoder.rms_norm_eps,
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from graft.common.errors import Mismatch, ModelNotFound, Unsupported
@@ -21,6 +20,7 @@ from graft.draft.checkpoints.borrowed import Borrowed
 from graft.draft.checkpoints.detect import Checkpoint
 from graft.draft.checkpoints.layers import LayerReader, draft_decoder_config, make_rope
 from graft.draft.checkpoints.tensors import Tensors
+from graft.draft.checkpoints.vocab import draft_token_ids
 from graft.draft.features import FeatureNeed
 from graft.draft.nets.eagle3 import Eagle3Net, Eagle3Variant, Eagle3Weights
 from graft.kernels.ops import Ops
@@ -175,7 +175,7 @@ def load_eagle3(checkpoint: Checkpoint, target: Borrowed, ops: Ops) -> Eagle3Net
     context = max(decoder.context_length, target.config.context_length)
     reader = LayerReader(tensors, decoder, make_rope(decoder, ops, context), ops)
     embedding = _embedding(config, target, tensors)
-    token_ids = _token_ids(config, target, tensors)
+    token_ids = draft_token_ids(tensors, config.draft_vocab_size, target.config.vocab_size)
     first = "layers.0"
     layers = [reader.layer(first, norm=None, width=2 * decoder.hidden_size)]
     layers += [
@@ -261,28 +261,6 @@ def _embedding(config: Eagle3Config, target: Borrowed, tensors: Tensors) -> Tens
     if hidden == target.config.hidden_size:
         return target.embedding()
     return tensors.weight("embed_tokens.weight", config.decoder.vocab_size, hidden)
-
-
-def _token_ids(config: Eagle3Config, target: Borrowed, tensors: Tensors) -> Tensor | None:
-    """[draft vocab]: the target's id of each column; d2t holds offsets to the column's number.
-
-    Raises:
-        ModelNotFound: ids outside the vocabulary, twice, or at odds with t2d.
-    """
-    size, vocab = config.draft_vocab_size, target.config.vocab_size
-    if size is None or ("d2t" not in tensors and size == vocab):
-        return None
-    ids = tensors.raw("d2t", size).to(torch.int64) + torch.arange(size)
-    name = tensors.name
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
-        raise ModelNotFound(f"draft checkpoint {name}: d2t leads outside 0..{vocab - 1}")
-    if len(ids.unique()) != size:
-        raise ModelNotFound(f"draft checkpoint {name}: d2t leads to one token twice")
-    if "t2d" in tensors:
-        kept = tensors.raw("t2d", vocab).to(torch.bool)
-        if int(kept.sum()) != size or not bool(kept[ids].all()):
-            raise ModelNotFound(f"draft checkpoint {name}: t2d and d2t name different tokens")
-    return ids
 
 
 def _fc(config: Eagle3Config, reader: LayerReader) -> Any:

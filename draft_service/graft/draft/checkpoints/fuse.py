@@ -8,6 +8,7 @@ from graft.common.errors import Unsupported
 from graft.common.projection import Projection, write_projection
 from graft.draft.checkpoints.borrowed import borrow
 from graft.draft.checkpoints.detect import Kind, open_checkpoint
+from graft.draft.checkpoints.dflash import dflash_projection
 from graft.draft.checkpoints.eagle3 import projection_of
 from graft.draft.loading import checkpoint_folder
 
@@ -23,10 +24,12 @@ def write_fused(path: str, target: str, out: Path, *, allow_pickle: bool = False
     projection = None
     if checkpoint.kind is Kind.EAGLE3:
         projection = projection_of(checkpoint, borrow(target))
+    elif checkpoint.kind is Kind.DFLASH:
+        projection = dflash_projection(checkpoint, borrow(target))
     if projection is None:
         raise Unsupported(
             f"{path} is an {checkpoint.kind.value} checkpoint without a projection that verify "
-            "could apply; expected an eagle3 one with fc.weight"
+            "could apply; expected an eagle3 or dflash one with fc.weight"
         )
     write_projection(projection, out)
     return projection

@@ -8,6 +8,7 @@ is computed is in `DflashNet`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ from graft.draft.guess import chain_of, guesses
 from graft.draft.kv import OutOfPages
 from graft.draft.law import RowLaw
 from graft.draft.nets.dflash import DflashNet
-from graft.draft.proposers.base import Sampled, Seat
+from graft.draft.proposers.base import ProposerInfo, Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, ModelProposer, state_of
 from graft.draft.rows import block_part, step_rows
 from graft.kernels.ops import Ops
@@ -35,6 +36,12 @@ class DflashProposer(ModelProposer):
         super().__init__(name, net, ops, options)
         self._dflash = net
         self._window = window
+
+    def describe(self) -> ProposerInfo:
+        """As any model proposer; no chain is longer than a block, no context than the window."""
+        info, count = super().describe(), self._dflash.block.num_drafted
+        needs = info.needs and replace(info.needs, window_tokens=self._window)
+        return replace(info, max_nodes=count + 1, max_depth=count, needs=needs)
 
     def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
         """The chains of the places in `ready`, cut to their tiers; blocks are always whole."""

@@ -10,7 +10,7 @@ Knows lanes, noise and trees; what is computed is in `UnoNet`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from graft.draft.guess import chain_of, guesses
 from graft.draft.kv import OutOfPages
 from graft.draft.law import RowLaw, best_children
 from graft.draft.nets.uno import UnoNet
-from graft.draft.proposers.base import Sampled, Seat
+from graft.draft.proposers.base import ProposerInfo, Sampled, Seat
 from graft.draft.proposers.model import ModelOptions, ModelProposer, state_of
 from graft.draft.prune import pruned
 from graft.draft.rows import prefix_part, step_rows
@@ -149,6 +149,12 @@ class UnoProposer(ModelProposer):
         super().__init__(name, net, ops, options)
         self._uno = net
         self._tokens = tokens
+
+    def describe(self) -> ProposerInfo:
+        """As any model proposer; no tree is larger than the one that was asked for at start."""
+        tier = self.options.tier
+        info = super().describe()
+        return replace(info, max_nodes=tier.num_draft_tokens, max_depth=tier.num_steps)
 
     def goal(self, seat: Seat) -> int:
         """All but the tail, which the round's own forward runs."""
