@@ -43,23 +43,24 @@ export class Conversation {
   // Shows the tokens that came since the last call.
   grow(recording) {
     const turn = this.#turn(recording);
-    const near = this.host.scrollHeight - this.host.scrollTop - this.host.clientHeight < 80;
-    const { tokens } = recording;
-    for (; turn.shown < tokens.length; turn.shown += 1) {
-      const { text, origin } = tokens[turn.shown];
-      const title = MEANING[origin];
-      turn.words.append(html("span", { class: `token ${origin}`, "data-place": turn.shown, title },
-        text));
-    }
-    turn.words.classList.toggle("waiting", recording.finish === null);
-    if (near) this.host.scrollTop = this.host.scrollHeight;
+    this.#keepEnd(() => {
+      for (; turn.shown < recording.tokens.length; turn.shown += 1) {
+        const { text, origin } = recording.tokens[turn.shown];
+        const title = MEANING[origin];
+        const place = { class: `token ${origin}`, "data-place": turn.shown, title };
+        turn.words.append(html("span", place, text));
+      }
+      turn.words.classList.toggle("waiting", recording.finish === null);
+    });
   }
 
   // Says under an answer how it went.
   close(recording, note) {
     const turn = this.#turn(recording);
     turn.words.classList.remove("waiting");
-    turn.element.querySelector(".count").textContent = note || summary(recording);
+    this.#keepEnd(() => {
+      turn.element.querySelector(".count").textContent = note || summary(recording);
+    });
   }
 
   // Marks the tokens of a round; tokens later than `millis` are hidden, unless it is null.
@@ -85,6 +86,13 @@ export class Conversation {
   clear() {
     for (const turn of this.turns) turn.element.remove();
     this.turns = [];
+  }
+
+  // Stays at the end of the conversation if that is where the reader is.
+  #keepEnd(change) {
+    const { scrollHeight, scrollTop, clientHeight } = this.host;
+    change();
+    if (scrollHeight - scrollTop - clientHeight < 80) this.host.scrollTop = this.host.scrollHeight;
   }
 
   #turn(recording) {

@@ -27,7 +27,7 @@ export function picture(label, width, height, ...children) {
 export const byId = (id) => document.getElementById(id);
 
 // A token as it is seen: blanks made visible, and cut where it would not fit.
-export function seen(text, most = 11) {
+export function seen(text, most = 9) {
   const marked = text.replace(/^ /, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
   const letters = [...(marked === "" ? "∅" : marked)];
   return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : letters.join("");

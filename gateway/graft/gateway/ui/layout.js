@@ -2,7 +2,7 @@
 
 import { depths } from "./stats.js";
 
-export const NODE = { width: 104, height: 34, gapX: 34, gapY: 10, margin: 12 };
+export const NODE = { width: 92, height: 34, gapX: 24, gapY: 8, margin: 12 };
 
 // Depth runs to the right; the first child stands in its parent's row, so that the drafter's best
 // path is a straight line. The target's own token is one more child of the last accepted node.

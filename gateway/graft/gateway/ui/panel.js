@@ -6,6 +6,9 @@ import { Player } from "./player.js";
 import { REASONS, totals } from "./stats.js";
 import { drawTree, outline, sentence } from "./tree.js";
 
+const LEAST_SCALE = 0.85;
+const WIDE_ENOUGH = 500;
+
 export class Panel {
   // moved(recording, number, decided, millis) is called when another round is shown.
   constructor(moved) {
@@ -86,6 +89,7 @@ export class Panel {
     const host = byId("tree");
     if (round.tree) {
       const drawing = drawTree(round, this.decided);
+      this.#shrink(host, drawing);
       host.replaceChildren(drawing);
       this.#bringIntoView(host, drawing);
       byId("outline").replaceChildren(...outline(round));
@@ -101,13 +105,22 @@ export class Panel {
     this.#totals(shown);
   }
 
+  // A wide tree is made a little smaller before it has to be scrolled.
+  #shrink(host, drawing) {
+    if (host.clientWidth < WIDE_ENOUGH) return;
+    const { width, height } = drawing.viewBox.baseVal;
+    const scale = Math.max(LEAST_SCALE, Math.min(1, host.clientWidth / width));
+    drawing.setAttribute("width", width * scale);
+    drawing.setAttribute("height", height * scale);
+  }
+
   #bringIntoView(host, drawing) {
     const own = drawing.querySelector(".node.bonus, .node.plain");
     host.scrollTo(0, 0);
     if (!own) return;
     const room = host.getBoundingClientRect();
     const spot = own.getBoundingClientRect();
-    host.scrollTo(Math.max(0, spot.right - room.right + 24), Math.max(0, spot.bottom - room.bottom + 24));
+    host.scrollTo(Math.max(0, spot.right - room.right + 12), Math.max(0, spot.bottom - room.bottom + 12));
   }
 
   #figure(id, draw) {

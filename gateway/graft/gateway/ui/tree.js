@@ -45,7 +45,7 @@ export function drawTree(round, decided = true) {
     if (node > 0) {
       edges.push(svg("path", { class: `edge ${kind}`, d: curve(spot.nodes[tree.parents[node]], at) }));
     }
-    const share = node === 0 ? "decided before" : percent(tree.probabilities[node]);
+    const share = node === 0 ? "decided" : percent(tree.probabilities[node]);
     boxes.push(box(at, kind, text, share, node === 0 ? "the root" : about(tree, node, kind)));
   });
   const own = decided ? ownToken(round) : null;
