@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from graft.cli import models
-from graft.common.errors import ModelNotFound
+from graft.common.errors import Mismatch, ModelNotFound
 from graft.common.projection import read_projection
 from graft.testing.checkpoints import write_eagle3
 from graft.testing.models import write_tiny_model
@@ -70,3 +70,29 @@ def test_a_drafters_projection_is_written_for_verify(
     assert f"id {projection.fused_id}" in said
     assert "makes 64 values of hidden states 2, 3, 3" in said
     assert f"--fused-features={out}" in said
+
+
+def test_a_drafter_is_checked_against_its_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_model(tmp_path / "target", layers=6)
+    head = write_eagle3(tmp_path / "head", target)
+    run("check", str(head), f"--target={target}")
+    said = capsys.readouterr().out
+    assert "proposer   eagle3: head for target" in said
+    assert "hidden states 2, 3, 3 of the target, before its final norm" in said
+    assert f"graft up --model {target} --proposers eagle3={head}" in said
+    assert said.splitlines()[-1] == "ok"
+    other = write_tiny_model(tmp_path / "other", layers=6, hidden=32)
+    with pytest.raises(Mismatch, match="target_hidden_size 64, the target other has 32"):
+        run("check", str(head), f"--target={other}")
+
+
+def test_a_small_decoder_is_checked_as_a_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_tiny_model(tmp_path / "target")
+    run("check", str(write_tiny_model(tmp_path / "small", layers=1)), f"--target={target}")
+    said = capsys.readouterr().out
+    assert "proposer   standalone: small, a decoder of 1 layers" in said
+    assert "no hidden states" in said

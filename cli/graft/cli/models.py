@@ -66,7 +66,14 @@ def _fetch(model: Model = EMBEDDED) -> None:
     print(f"{files.name} is in {files.folder}")
 
 
-def _check(model: Model = EMBEDDED) -> None:
+def _check(
+    model: Model = EMBEDDED,
+    target: Annotated[str, typer.Option(help="Check it as a drafter of this model.")] = "",
+    allow_pickle: Annotated[bool, typer.Option(help="Read .bin and .pt files.")] = False,
+) -> None:
+    if target:
+        _check_drafter(model, target, allow_pickle)
+        return
     files = resolve(model, weights=True, progress=_progress())
     config = read_json(files.folder / "config.json")
     kind = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
@@ -76,6 +83,25 @@ def _check(model: Model = EMBEDDED) -> None:
     print(f"layers     {config.get('num_hidden_layers')} of width {config.get('hidden_size')}")
     print(f"vocabulary {config.get('vocab_size')}, digest {tokenizer_digest(files.folder)[:16]}")
     print(f"weights    {_weights(files)}")
+    print("ok")
+
+
+def _check_drafter(path: str, target: str, allow_pickle: bool) -> None:
+    """Loads the checkpoint for the target; what does not fit is raised as one sentence."""
+    from graft.draft.checkpoints.check import fit
+
+    info = fit(path, target, allow_pickle=allow_pickle)
+    tier, needs = info.default_tier, info.needs
+    print(f"proposer   {tier.proposer}: {info.detail}")
+    if needs is None:
+        print("reads      no hidden states of the target")
+    else:
+        states = ", ".join(map(str, needs.layers))
+        norm = "after" if needs.final_norm else "before"
+        print(f"reads      hidden states {states} of the target, {norm} its final norm")
+    print(f"vocabulary {info.vocab_size}, digest {info.tokenizer_digest[:16]}")
+    print(f"tree       {tier.num_steps} steps, {tier.topk} wide, {tier.num_draft_tokens} nodes")
+    print(f"start      graft up --model {target} --proposers {tier.proposer}={path}")
     print("ok")
 
 
