@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_cost, "Limits", lambda: Limits(1 << 20))
+    monkeypatch.setattr(verify_cost, "Limits", lambda ops: Limits(ops, 1 << 20))
 
 
 def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:

@@ -157,7 +157,7 @@ def run(
     torch.set_num_threads(threads)
     targets = [_load(model, ops, precision, context + max(rows)) for precision in precisions]
     forwards = [[_forward(target, count, context) for count in rows] for target, _ in targets]
-    limits = Limits()
+    limits = Limits(ops)
     times: list[list[list[float]]] = [[[] for _ in rows] for _ in targets]
     with torch.inference_mode():
         for number in range(rounds + 1):
