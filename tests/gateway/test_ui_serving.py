@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from graft.gateway.rest.page import FOLDER, INDEX, read_files
 from graft.testing.front import running_front
@@ -89,6 +90,12 @@ async def test_off_means_off(tmp_path: Path) -> None:
         for path in TYPES:
             assert (await front.client.get(path)).status_code == 404
         assert (await front.client.get("/health")).status_code == 200
+
+
+def test_the_wheel_holds_every_file() -> None:
+    project = Path(__file__).parents[2]
+    packed = {one.distribution_path for one in WheelBuilder(str(project)).recurse_included_files()}
+    assert {f"graft/gateway/ui/{name}" for name in read_files()} <= packed
 
 
 def test_modules_are_small() -> None:

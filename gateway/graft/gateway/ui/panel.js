@@ -6,6 +6,7 @@ import { Player } from "./player.js";
 import { REASONS, totals } from "./stats.js";
 import { drawTree, outline, sentence } from "./tree.js";
 
+const REST = 3;
 const LEAST_SCALE = 0.85;
 const WIDE_ENOUGH = 500;
 
@@ -18,6 +19,7 @@ export class Panel {
     this.number = 0;
     this.following = false;
     this.waiting = false;
+    this.pause = 0;
     this.player = new Player(
       (moment, millis) => this.#show(moment.number, moment.decided, millis),
       () => this.#played(),
@@ -35,14 +37,15 @@ export class Panel {
     this.refresh();
   }
 
-  // Draws again, at most once a frame.
+  // Draws again at a frame soon, the sooner the less time the last drawing took.
   refresh() {
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => requestAnimationFrame((now) => {
       this.waiting = false;
       if (!this.player.playing) this.show(this.following ? this.#last : this.number);
-    });
+      this.pause = REST * (performance.now() - now);
+    }), this.pause);
   }
 
   finish() {
