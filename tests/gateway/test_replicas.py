@@ -117,3 +117,33 @@ async def test_plain_text_beyond_this_machine_must_be_asked_for(tmp_path: Path) 
     with pytest.raises(InvalidArgument, match="--insecure"):
         async with running_front(tmp_path, [], verify=["192.0.2.1:7001"]):
             pass
+
+
+async def test_a_name_that_does_not_resolve_is_said_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried, reason = 0, "no such name"
+
+    async def look_up(host: str, number: int, **_: Any) -> list[Any]:
+        nonlocal tried
+        tried += 1
+        raise socket.gaierror(reason)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    async with running_front(tmp_path, [], wait=False, verify=["dns:///verify:7001"]) as front:
+        detail = ""
+        while tried < 4:
+            await front.server.gateway.verify.changed.wait(0.05)
+            detail = (await front.client.get("/ready")).json()["detail"]
+        reason = "no name server"
+        while tried < 7:
+            await front.server.gateway.verify.changed.wait(0.05)
+    assert "dns:///verify:7001" in detail and "no such name" in detail
+    said = [line for line in capfd.readouterr().out.splitlines() if "did not resolve" in line]
+    assert ["no such name" in said[0], "no name server" in said[1], len(said)] == [True, True, 2]
+
+
+async def test_a_name_that_cannot_be_one_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="expected host:port"):
+        async with running_front(tmp_path, [], verify=[f"dns:///{'a' * 64}:7001"]):
+            pass

@@ -127,6 +127,7 @@ class Replicas(Generic[D]):
         self._replicas: dict[str, Replica[D]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resolvers: list[asyncio.Task[None]] = []
+        self._unresolved: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Replica[D]]:
         return iter(self._replicas.values())
@@ -145,7 +146,8 @@ class Replicas(Generic[D]):
     def describe_states(self) -> str:
         """One sentence about each replica, for errors and /ready."""
         if not self._replicas:
-            return f"no {self._pairing.kind} replica is known yet"
+            why = "; ".join(f"{name}: {error}" for name, error in self._unresolved.items() if error)
+            return f"no {self._pairing.kind} replica is known yet" + (f" ({why})" if why else "")
         return "; ".join(
             f"{self._pairing.kind} {replica.address} is {replica.state.value}"
             + (f" ({replica.detail})" if replica.detail else "")
@@ -203,10 +205,14 @@ class Replicas(Generic[D]):
         mine: set[str] = set()
         while True:
             found: list[str] | None = None
+            trouble = ""
             try:
                 found = await resolve(name)
             except (OSError, TimeoutError) as error:
-                _log.warning("name did not resolve", name=name, error=str(error))
+                trouble = str(error) or "no answer in time"
+            if trouble and trouble != self._unresolved.get(name):
+                _log.warning("name did not resolve", name=name, error=trouble)
+            self._unresolved[name] = trouble
             if found is not None:
                 for address in set(found) - mine - set(self._replicas):
                     try:

@@ -18,12 +18,20 @@ def host_and_port(address: str) -> tuple[str, int]:
         InvalidArgument: it has no port, or one out of range.
     """
     host, colon, port = address.removeprefix(_DNS).rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) <= 65535:
+    named = bool(host) and _can_be_looked_up(host)
+    if not colon or not named or not port.isdigit() or not 0 < int(port) <= 65535:
         raise InvalidArgument(
             f"{address} is not an address: expected host:port or dns:///name:port",
             field="address",
         )
     return host.strip("[]"), int(port)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def is_name(address: str) -> bool:
