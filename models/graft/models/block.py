@@ -20,18 +20,29 @@ def attention(
         x: [rows, layer.qkv.in_features], normed.
         returns: [rows, hidden], after the output projection.
     """
+    q, k, v = heads(ops, layer, ops.linear(x, layer.qkv), rows)
+    ops.write_kv(kv, number, rows, k, v)
+    seen = ops.attend(q, kv, number, rows, layer.head_dim**-0.5, layer.window)
+    return ops.linear(seen.view(len(seen), -1), layer.output)
+
+
+def heads(ops: Ops, layer: LayerSpec, qkv: Tensor, rows: StepRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of rows, normed where the layer norms heads, and rotated.
+
+    Shapes:
+        qkv: [rows, layer.qkv.out_features].
+        returns: [rows, heads, head_dim] and twice [rows, kv_heads, head_dim].
+    """
     query = layer.num_heads * layer.head_dim
     other = (layer.qkv.out_features - query) // 2
-    flat = ops.linear(x, layer.qkv).split((query, other, other), dim=1)
+    flat = qkv.split((query, other, other), dim=1)
     q, k, v = (part.contiguous().view(len(part), -1, layer.head_dim) for part in flat)
     if layer.q_norm is not None and layer.k_norm is not None:
         q = ops.rms_norm(q, layer.q_norm, layer.eps)
         k = ops.rms_norm(k, layer.k_norm, layer.eps)
     ops.rope_(q, rows.positions, layer.rope)
     ops.rope_(k, rows.positions, layer.rope)
-    ops.write_kv(kv, number, rows, k, v)
-    seen = ops.attend(q, kv, number, rows, layer.head_dim**-0.5, layer.window)
-    return ops.linear(seen.view(len(seen), query), layer.output)
+    return q, k, v
 
 
 def mlp(ops: Ops, layer: LayerSpec, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.models.block import heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +29,7 @@ def gated_attention(
     ops: Ops, layer: LayerSpec, number: int, x: Tensor, rows: StepRows, kv: KvCache, gates: Gates
 ) -> Tensor:
     """As `graft.models.block.attention`, with sinks and gates. x: [rows, hidden], normed."""
-    query = layer.num_heads * layer.head_dim
-    other = (layer.qkv.out_features - query) // 2
-    flat = ops.linear(x, layer.qkv).split((query, other, other), dim=1)
-    q, k, v = (part.contiguous().view(len(part), -1, layer.head_dim) for part in flat)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q = ops.rms_norm(q, layer.q_norm, layer.eps)
-        k = ops.rms_norm(k, layer.k_norm, layer.eps)
-    ops.rope_(q, rows.positions, layer.rope)
-    ops.rope_(k, rows.positions, layer.rope)
+    q, k, v = heads(ops, layer, ops.linear(x, layer.qkv), rows)
     ops.write_kv(kv, number, rows, k, v)
     scale = layer.head_dim**-0.5
     if gates.sinks is None:
@@ -47,7 +40,7 @@ def gated_attention(
         # In double, so that a row's bits do not hang on where the vector units split the rows.
         shares = torch.sigmoid(ops.linear(x, gates.heads).double()).float()
         seen = seen * shares[:, :, None]
-    return ops.linear(seen.reshape(len(seen), query), layer.output)
+    return ops.linear(seen.reshape(len(seen), -1), layer.output)
 
 
 def _attend(
@@ -55,11 +48,11 @@ def _attend(
 ) -> Tensor:
     """q: [rows, heads, head_dim], scaled -> same shape."""
     out = torch.empty_like(q)
-    num_rows, heads, _ = q.shape
+    num_rows, num_heads, _ = q.shape
     for row in range(num_rows):
         slots = _slots(rows, row, kv.page_tokens, window)
         keys, values = kv.keys[number][slots], kv.values[number][slots]
-        groups = heads // keys.shape[1]
+        groups = num_heads // keys.shape[1]
         keys, values = (one.repeat_interleave(groups, dim=1) for one in (keys, values))
         scores = torch.einsum("hd,khd->hk", q[row], keys)
         weights = torch.softmax(torch.cat([scores, sinks[:, None]], dim=1), dim=1)[:, :-1]

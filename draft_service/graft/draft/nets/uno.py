@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.draft.nets.decoder import DecoderNet
 from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.models.block import heads
 from graft.models.load import Target
 
 
@@ -85,15 +86,7 @@ def _attend(
     ops: Ops, layer: LayerSpec, number: int, qkv: Tensor, rows: StepRows, kv: KvCache
 ) -> Tensor:
     """[rows, query width], before the output projection."""
-    query = layer.num_heads * layer.head_dim
-    other = (layer.qkv.out_features - query) // 2
-    flat = qkv.split((query, other, other), dim=1)
-    q, k, v = (part.contiguous().view(len(part), -1, layer.head_dim) for part in flat)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q = ops.rms_norm(q, layer.q_norm, layer.eps)
-        k = ops.rms_norm(k, layer.k_norm, layer.eps)
-    ops.rope_(q, rows.positions, layer.rope)
-    ops.rope_(k, rows.positions, layer.rope)
+    q, k, v = heads(ops, layer, qkv, rows)
     ops.write_kv(kv, number, rows, k, v)
     seen = ops.attend(q, kv, number, rows, layer.head_dim**-0.5, layer.window)
-    return seen.view(len(seen), query)
+    return seen.view(len(seen), -1)
