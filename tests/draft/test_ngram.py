@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.common.errors import InvalidArgument
@@ -134,6 +134,7 @@ def test_a_longer_match_earns_a_larger_tree() -> None:
 
 
 @pytest.mark.parametrize("match_type", list(MatchType))
+@settings(deadline=None)
 @given(
     text=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     tier=st.builds(
@@ -154,6 +155,7 @@ def test_trees_keep_to_their_tier_and_are_never_malformed(
 
 
 @pytest.mark.parametrize("match_type", list(MatchType))
+@settings(deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), min_size=2, max_size=60),
     cuts=st.lists(st.integers(1, 59), max_size=5),

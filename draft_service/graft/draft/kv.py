@@ -62,11 +62,6 @@ class Lane:
         pages = np.asarray(self.pages, np.int32)[logical // PAGE_TOKENS]
         return np.asarray(pages * PAGE_TOKENS + logical % PAGE_TOKENS, np.int32)
 
-    def rewind(self, length: int) -> None:
-        """Forgets the positions from `length` on."""
-        assert self.base <= length <= self.length, f"rewind to {length} of {self.length}"
-        self.length = length
-
 
 class DraftKv:
     """The pool. Grows as it is needed, up to `max_tokens`; `cache` changes when it does."""
