@@ -35,8 +35,13 @@ def test_a_port_just_left_by_a_server_counts_as_free() -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"192\.0\.2\.1 is not an address of this machine"):
         check_free("192.0.2.1", 0, "port")
+    with pytest.raises(InvalidArgument, match=r"192\.0\.2\.1 is not an address of this machine"):
+        free_port("192.0.2.1")
 
 
-def test_a_host_that_does_not_exist_is_refused() -> None:
+@pytest.mark.parametrize("host", ["no such host", "x" * 64, "a..b"])
+def test_a_host_that_does_not_exist_is_refused(host: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a host name or address"):
-        check_free("no such host", 0, "port")
+        check_free(host, 0, "port")
+    with pytest.raises(InvalidArgument, match="is not a host name or address"):
+        free_port(host)

@@ -54,7 +54,7 @@ async def test_the_world_is_not_served_in_plain_text_by_accident(tmp_path: Path)
     [
         ({"tree_deadline_ms": -1}, "tree_deadline_ms"),
         ({"tree_deadline_ms": 10**9}, "tree_deadline_ms"),
-        ({"speculation": "{broken"}, "neither a proposer's name nor JSON"),
+        ({"speculation": "{broken"}, r"neither a proposer's name nor JSON: Invalid JSON[^\n]*$"),
         ({"speculation": '{"depth": 3}'}, "neither a proposer's name nor JSON"),
         ({"api_keys": [" "]}, "an API key is empty"),
         ({"verify": []}, "verify"),

@@ -156,7 +156,7 @@ def _bound(settings: GatewaySettings) -> socket.socket:
     try:
         info = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(info[0], info[1])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InvalidArgument(f"cannot listen on {host}: {error}", field="host") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

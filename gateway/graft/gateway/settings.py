@@ -123,7 +123,8 @@ class GatewaySettings(Settings):
             try:
                 SpeculationField.model_validate_json(value)
             except ValidationError as error:
-                raise ValueError(f"is neither a proposer's name nor JSON: {error}") from None
+                reason = error.errors(include_url=False, include_context=False)[0]["msg"]
+                raise ValueError(f"is neither a proposer's name nor JSON: {reason}") from None
         return value
 
     @field_validator("api_keys")
