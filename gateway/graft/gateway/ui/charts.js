@@ -11,6 +11,7 @@ const STAGES = [
   ["choice", "choose and keep"],
 ];
 const ROW = 24;
+const LETTER = 6;
 const LABEL = 128;
 const VALUE = 66;
 
@@ -66,7 +67,7 @@ export function depthChart(rounds, width) {
 export function tierStrip(rounds, now, width, choose) {
   if (!rounds.length) return html("p", { class: "note" }, "No round yet.");
   const most = Math.max(2, ...rounds.map((round) => round.tokens.length));
-  const step = Math.max(3, Math.min(16, width / rounds.length));
+  const step = Math.max(3, Math.min(28, width / rounds.length));
   const block = Math.min(12, 72 / most);
   const top = 24;
   const height = top + most * block + 4;
@@ -85,7 +86,9 @@ export function tierStrip(rounds, now, width, choose) {
   const bands = tierBands(rounds).map(({ name, from, to }) => svg("g", {},
     svg("rect", { class: "band", x: from * step, y: 1, width: (to - from) * step, height: 18,
       rx: 3 }),
-    svg("text", { class: "small", x: from * step + 5, y: 14 }, name)));
+    svg("title", {}, name),
+    (to - from) * step < name.length * LETTER ? null :
+      svg("text", { class: "small", x: from * step + 5, y: 14 }, name)));
   const cursor = svg("rect", { class: "cursor", x: now * step, y: top - 2, width: step,
     height: height - top + 1 });
   const label = `${rounds.length} rounds; tiers: ${tierBands(rounds).map((b) => b.name).join(", ")}`;

@@ -95,7 +95,7 @@ export class Panel {
       this.#shrink(host, drawing);
       host.replaceChildren(drawing);
       this.#bringIntoView(host, drawing);
-      byId("outline").replaceChildren(...outline(round));
+      byId("outline").replaceChildren(...outline(round, this.decided));
     } else {
       host.replaceChildren(html("p", { class: "note" }, "This round was not traced."));
       byId("outline").replaceChildren();

@@ -71,16 +71,16 @@ export function sentence(round, decided = true) {
 }
 
 // The tree as lines, indented by depth.
-export function outline(round) {
+export function outline(round, decided = true) {
   const { tree } = round;
   const depth = [0];
   const lines = tree.texts.map((text, node) => {
     if (node > 0) depth[node] = depth[tree.parents[node]] + 1;
-    const kind = kindOf(round, node, true);
+    const kind = kindOf(round, node, decided);
     const share = node > 0 ? `, ${percent(tree.probabilities[node])}` : "";
     return `${"  ".repeat(depth[node])}${JSON.stringify(text)} ${kind}${share}`;
   });
-  const own = ownToken(round);
+  const own = decided ? ownToken(round) : null;
   if (own) lines.push(`${JSON.stringify(own.text)} ${own.kind}, the target's own token`);
   return lines.map((line) => html("li", {}, line));
 }
