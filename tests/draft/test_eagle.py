@@ -6,6 +6,7 @@ float64 network that knows nothing of pages, batches or trees.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from graft.common.feature_codec import decode, encode
 from graft.common.model_files import resolve
 from graft.common.sampling import Sampling
 from graft.common.tier import Tier
+from graft.common.tree import FloatArray
 from graft.draft.checkpoints.borrowed import Borrowed, borrow_files
 from graft.draft.checkpoints.detect import open_checkpoint
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
@@ -31,9 +34,11 @@ from graft.testing.dense import DenseEagle, DenseEagle3, DenseHead
 from graft.testing.lockstep import Lockstep, Script
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import GREEDY, Plain
+from graft.v1.features_pb2 import FeatureCodec
 
 BUSH = Tier("eagle", num_steps=4, topk=3, num_draft_tokens=14)
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]
+BF16, INT8 = FeatureCodec.FEATURE_CODEC_BF16, FeatureCodec.FEATURE_CODEC_INT8
 SAMPLED = Sampling(temperature=1.0, seed=11)
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -291,3 +296,33 @@ def test_acceptance_does_not_decay_over_300_rounds(
     assert last is not None and anew is not None
     assert np.array_equal(last.tokens, anew.tokens)
     assert np.array_equal(last.scores, anew.scores)  # type: ignore[arg-type]
+
+
+def test_coarse_projected_states_draft_as_well_as_fine_ones(
+    tmp_path: Path, folder: Path, target: Plain, borrowed: Borrowed
+) -> None:
+    """int8 rows behind the projection against bf16 rows before it: accept lengths within 2 %."""
+    net = eagle3(write_eagle3(tmp_path / "draft", folder), target, borrowed)
+    tier = Tier("eagle", num_steps=2, topk=8, num_draft_tokens=40)
+    random = np.random.default_rng(2)
+    fine, coarse = [], []
+    for seed in range(6):
+        prompt = random.integers(32, 127, 12).tolist()
+        law = Sampling(temperature=0.7, seed=seed)
+        script = Script.written(target, prompt, 90, law, net.needs)
+        assert script.states is not None
+        with torch.inference_mode():
+            projected = net.fuse(torch.from_numpy(script.states)).numpy()
+        fine.append(dataclasses.replace(script, states=sent(script.states, BF16)))
+        coarse.append(dataclasses.replace(script, states=sent(projected, INT8), fused=True))
+    lengths = []
+    for scripts in (fine, coarse):
+        steps = Lockstep(proposer(net, target, tier), scripts, tier, 320)
+        lengths.append(1 + np.mean([steps.round() for _ in range(25)]))
+    assert lengths[0] > 1.1
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.02)
+
+
+def sent(rows: FloatArray, codec: FeatureCodec.ValueType) -> FloatArray:
+    """What arrives of rows that travel by a codec."""
+    return decode(encode(rows, codec).tobytes(), *rows.shape, codec)

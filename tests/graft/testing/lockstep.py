@@ -49,12 +49,16 @@ def states_of(plain: Plain, tokens: Sequence[int], need: FeatureNeed) -> FloatAr
 
 @dataclass(slots=True, eq=False)
 class Script:
-    """One session: its prompt, all that the target will say, and the states at every position."""
+    """One session: its prompt, all that the target will say, and the states at every position.
+
+    fused: the states have passed the drafter's projection.
+    """
 
     prompt: list[int]
     answer: list[int]
     sampling: Sampling = GREEDY
     states: FloatArray | None = None
+    fused: bool = False
 
     @classmethod
     def written(
@@ -82,7 +86,7 @@ class Script:
             room=10_000,
         )
         if self.states is not None:
-            made.features = FeatureStore(self.states.shape[1], start)
+            made.features = FeatureStore(self.states.shape[1], start, self.fused)
             made.features.append(self.states[start : length - 1])
         return made
 
