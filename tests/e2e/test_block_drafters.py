@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from graft.common.model_files import EMBEDDED, resolve
 from graft.draft.checkpoints.fuse import write_fused
 from graft.testing.adapters import write_adapter
 from graft.testing.cluster import Cluster, running_cluster
@@ -44,9 +45,15 @@ QUICK = ("dflash z-lab", "mtp nextn", "multi-layer mimo_v2", "uno in trees")
 
 @asynccontextmanager
 async def cluster_with(case: str, folder: Path) -> AsyncIterator[Cluster]:
-    name, layout, flags = CASES[case]
     target = write_tiny_model(folder / "tiny", layers=6)
-    path = folder / "draft"
+    flags = written(case, folder / "draft", target)
+    async with running_cluster(target, draft={**flags, "model": str(target)}) as running:
+        yield running
+
+
+def written(case: str, path: Path, target: Path) -> dict[str, Any]:
+    """Writes a checkpoint for `target`; the flags that load it."""
+    name, layout, flags = CASES[case]
     if name == "dflash":
         write_dflash(path, target, layout)
     elif name == "mtp":
@@ -54,9 +61,7 @@ async def cluster_with(case: str, folder: Path) -> AsyncIterator[Cluster]:
     else:
         write_adapter(path, target)
     where = "uno_lora_path" if name == "uno" else "draft_model_path"
-    draft = {"proposers": [name], "model": str(target), where: str(path), **flags}
-    async with running_cluster(target, draft=draft) as running:
-        yield running
+    return {"proposers": [name], where: str(path), **flags}
 
 
 def text(body: dict[str, Any]) -> str:
@@ -105,6 +110,39 @@ async def test_uno_is_always_right_about_one_token(tmp_path: Path) -> None:
             assert record["num_accepted_draft_tokens"] >= 0.45 * 300
             plain = await cluster.chat("Go on.", speculation="off", **fields)
             assert text(body) == text(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", QUICK)
+async def test_a_hundred_prompts_keep_their_texts(case: str, tmp_path: Path) -> None:
+    async with cluster_with(case, tmp_path) as cluster:
+        await same_texts(cluster, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", ["dflash z-lab", "mtp mimo", "multi-layer mimo_v2", "uno"])
+async def test_twenty_prompts_of_smollm2_keep_their_texts(case: str, tmp_path: Path) -> None:
+    flags = written(case, tmp_path / "draft", resolve(EMBEDDED, weights=False).folder)
+    async with running_cluster(Path(EMBEDDED), draft={**flags, "model": EMBEDDED}) as cluster:
+        await same_texts(cluster, 20)
+
+
+async def same_texts(cluster: Cluster, count: int) -> None:
+    """Every other prompt is sampled; four at a time."""
+    places = asyncio.Semaphore(4)
+
+    async def ask(index: int, mode: str) -> dict[str, Any]:
+        law = LAWS[index % 2]
+        prompt = f"{index}: {PROMPTS[index % len(PROMPTS)]}"
+        async with places:
+            return await cluster.chat(prompt, max_tokens=24, speculation=mode, **law)
+
+    plain = await asyncio.gather(*(ask(index, "off") for index in range(count)))
+    drafted = await asyncio.gather(*(ask(index, "auto") for index in range(count)))
+    assert [text(body) for body in drafted] == [text(body) for body in plain]
+    assert sum(drafting(body)["num_draft_tokens"] for body in drafted) > 5 * count
 
 
 async def test_verify_may_apply_the_projection_of_a_block_drafter(tmp_path: Path) -> None:
