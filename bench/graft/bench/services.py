@@ -1,11 +1,13 @@
 """Starts a gateway, a verify and a draft replica of this project as processes, for measurements.
 
-They are what `graft up` starts, on free ports, and end with the block that started them.
+They are what `graft up` starts, on free ports; they end with the block that started them, and with
+this process however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import tempfile
@@ -20,6 +22,7 @@ import httpx
 from graft.common.errors import GraftError
 
 _HOST = "127.0.0.1"
+_NICENESS = "0"
 _START_S = 600.0
 _STOP_S = 20.0
 _ASK_S = 0.2
@@ -53,6 +56,8 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
     """
     rest, rpc, verify, draft = _free_ports(4)
     words = [
+        str(os.getpid()),
+        _NICENESS,
         "up",
         f"--model={setup.model}",
         f"--precision={setup.precision}",
@@ -67,7 +72,7 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
         words.append(f"--config={setup.config}")
     with tempfile.TemporaryFile("w+") as said:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "graft.cli.main", *words, stdout=said, stderr=said
+            sys.executable, "-m", "graft.cli.child", *words, stdout=said, stderr=said
         )
         try:
             addresses = Addresses(f"http://{_HOST}:{rest}", f"{_HOST}:{verify}", f"{_HOST}:{draft}")
