@@ -11,6 +11,7 @@ import torch
 
 from graft.common.errors import GraftError
 from graft.common.tier import Tier
+from graft.draft.checkpoints.check import fit
 from graft.draft.loading import MODEL_PROPOSERS
 from graft.draft.proposers.base import Proposer
 from graft.draft.proposers.dflash import DflashProposer
@@ -130,3 +131,11 @@ def test_several_proposers_share_a_service(folder: Path) -> None:
 def test_a_window_asks_for_no_more_states_than_it_sees(folder: Path) -> None:
     needs = made(folder, "dflash", "dflash", draft_window_size=40).describe().needs
     assert needs is not None and needs.window_tokens == 40
+
+
+@pytest.mark.parametrize("checkpoint,layers", [("mtp", 5), ("steps", 3)])
+def test_a_checked_checkpoint_is_run_the_way_it_can_be(
+    folder: Path, checkpoint: str, layers: int
+) -> None:
+    info = fit(str(folder / checkpoint), str(folder / "target"))
+    assert info.default_tier.num_steps == layers

@@ -24,11 +24,15 @@ TARGET = "target"
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """One drafter. folder: below the demo's; write: makes it, given folder and target."""
+    """One drafter. folder: below the demo's; write: makes it, given folder and target.
+
+    flags: further words of its command.
+    """
 
     proposer: str
     folder: str
     write: Callable[[Path, Path], Path]
+    flags: tuple[str, ...] = ()
 
 
 DEMOS = (
@@ -37,6 +41,12 @@ DEMOS = (
     Demo("eagle3", "eagle3", lambda f, t: write_eagle3(f, t)),
     Demo("eagle3", "eagle3-speculators", lambda f, t: write_eagle3(f, t, "speculators")),
     Demo("mtp", "mtp", lambda f, t: write_mtp(f, t)),
+    Demo(
+        "mtp",
+        "mtp-multi-layer",
+        lambda f, t: write_mtp(f, t, "mimo_v2", steps=3),
+        ("--enable-multi-layer-eagle",),
+    ),
     Demo("dflash", "dflash", lambda f, t: write_dflash(f, t)),
     Demo("uno", "uno", lambda f, t: write_adapter(f, t)),
 )
@@ -48,7 +58,8 @@ def write_demo(folder: Path) -> list[str]:
     commands = []
     for demo in DEMOS:
         path = demo.write(folder / demo.folder, target)
-        commands.append(f"graft up --model {target} --proposers {demo.proposer}={path}")
+        words = ["graft up --model", str(target), "--proposers", f"{demo.proposer}={path}"]
+        commands.append(" ".join([*words, *demo.flags]))
     return commands
 
 

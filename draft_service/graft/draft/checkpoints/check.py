@@ -7,6 +7,7 @@ from pathlib import Path
 from graft.draft.checkpoints.detect import Kind, open_checkpoint
 from graft.draft.checkpoints.load import Workshop
 from graft.draft.checkpoints.lora import adapter_folder
+from graft.draft.checkpoints.mtp import has_own_layers
 from graft.draft.loading import checkpoint_folder
 from graft.draft.proposers.base import ProposerInfo
 from graft.draft.settings import DraftSettings
@@ -33,4 +34,7 @@ def fit(path: str, target: str, *, allow_pickle: bool = False) -> ProposerInfo:
     """
     kind = kind_of(path, allow_pickle=allow_pickle)
     flags = {"proposers": [kind.value], "model": target, "allow_pickle": allow_pickle}
+    if kind is Kind.MTP:
+        checkpoint = open_checkpoint(checkpoint_folder(path), allow_pickle=allow_pickle)
+        flags["enable_multi_layer_eagle"] = has_own_layers(checkpoint)
     return Workshop(DraftSettings.load(None, flags)).load(kind.value, path).describe()

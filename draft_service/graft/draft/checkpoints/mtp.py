@@ -51,6 +51,17 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
     )
 
 
+def has_own_layers(checkpoint: Checkpoint) -> bool:
+    """True when every token ahead has a step of its own, so that only multi-layer EAGLE runs it.
+
+    Raises:
+        ModelNotFound: as `layout_of`.
+    """
+    several = checkpoint.config.get("num_nextn_predict_layers", 1) != 1
+    layout = layout_of(checkpoint)
+    return layout.multi_layer_only or (several and not layout.recurrent_only)
+
+
 def load_mtp(checkpoint: Checkpoint, target: Borrowed, ops: Ops) -> MtpNet:
     """One step that is applied over and over.
 
