@@ -15,7 +15,7 @@ from graft.bench.ask import Client
 from graft.bench.compare import Asked, Comparison, Taken, measure
 from graft.bench.lineup import Wanted, lineup
 from graft.bench.peers import worker
-from graft.bench.peers.catalog import NAMES, PEERS, interpreter_of, peer_of
+from graft.bench.peers.catalog import NAMES, PEERS, Peer, install, interpreter_of, peer_of
 from graft.bench.systems import Gateway, Job, PeerProcess, Written
 from graft.common.errors import GraftError, InvalidArgument
 from graft.models.storage import Precision
@@ -154,6 +154,13 @@ def test_a_peer_s_own_environment_goes_before_ours(tmp_path: Path) -> None:
     own.parent.mkdir(parents=True)
     own.write_text("")
     assert interpreter_of(peer, tmp_path) == own
+
+
+async def test_an_install_that_fails_leaves_no_half_environment(tmp_path: Path) -> None:
+    peer = Peer("none", "none_at_all", ("--no-such-option",), {})
+    with pytest.raises(GraftError, match=r"installing none failed: .*no such option"):
+        await install(peer, tmp_path, lambda _what, _share: None)
+    assert interpreter_of(peer, tmp_path) is None
 
 
 def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:

@@ -77,9 +77,14 @@ async def lineup(wanted: Wanted, progress: Progress) -> AsyncIterator[Lineup]:
             raise GraftError("; ".join(skipped) or "no precision to serve was named")
         for name in wanted.peers:
             peer = peer_of(name)
-            python = interpreter_of(peer, wanted.peers_folder or default_folder())
+            folder = wanted.peers_folder or default_folder()
+            python = interpreter_of(peer, folder)
             if python is None and name in wanted.installs:
-                python = await install(peer, wanted.peers_folder or default_folder(), progress)
+                try:
+                    python = await install(peer, folder, progress)
+                except GraftError as error:
+                    skipped.append(f"{name}: skipped, {error}")
+                    continue
             if python is None:
                 skipped.append(f"{name}: skipped, not installed (--install {name} installs it)")
                 continue

@@ -109,5 +109,7 @@ async def _run(peer: Peer, *words: str) -> None:
     )
     said, _ = await process.communicate()
     if process.returncode:
-        last = (said.decode(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
+        lines = said.decode(errors="replace").strip().splitlines() or ["nothing was said"]
+        told = [line for line in lines if "error" in line.lower()]
+        last = (told or lines)[-1].strip()
         raise GraftError(f"installing {peer.name} failed: {last}")
