@@ -11,7 +11,7 @@ import torch
 
 from graft.common.errors import GraftError
 from graft.common.tier import Tier
-from graft.draft.checkpoints.check import fit
+from graft.draft.checkpoints.check import fit, switches
 from graft.draft.loading import MODEL_PROPOSERS
 from graft.draft.proposers.base import Proposer
 from graft.draft.proposers.dflash import DflashProposer
@@ -139,3 +139,4 @@ def test_a_checked_checkpoint_is_run_the_way_it_can_be(
 ) -> None:
     info = fit(str(folder / checkpoint), str(folder / "target"))
     assert info.default_tier.num_steps == layers
+    assert bool(switches(str(folder / checkpoint))) == (checkpoint == "steps")

@@ -88,7 +88,7 @@ def _check(
 
 def _check_drafter(path: str, target: str, allow_pickle: bool) -> None:
     """Loads the checkpoint for the target; what does not fit is raised as one sentence."""
-    from graft.draft.checkpoints.check import fit
+    from graft.draft.checkpoints.check import fit, switches
 
     info = fit(path, target, allow_pickle=allow_pickle)
     tier, needs = info.default_tier, info.needs
@@ -101,7 +101,9 @@ def _check_drafter(path: str, target: str, allow_pickle: bool) -> None:
         print(f"reads      hidden states {states} of the target, {norm} its final norm")
     print(f"vocabulary {info.vocab_size}, digest {info.tokenizer_digest[:16]}")
     print(f"tree       {tier.num_steps} steps, {tier.topk} wide, {tier.num_draft_tokens} nodes")
-    print(f"start      graft up --model {target} --proposers {tier.proposer}={path}")
+    words = [f"--{name.replace('_', '-')}" for name in switches(path, allow_pickle=allow_pickle)]
+    start = ["graft up --model", target, "--proposers", f"{tier.proposer}={path}", *words]
+    print("start      " + " ".join(start))
     print("ok")
 
 

@@ -58,6 +58,9 @@ class UpSettings(Settings):
     draft_model_path: str | None = Field(
         None, description="Checkpoint of the model proposers: a folder or a Hugging Face id."
     )
+    enable_multi_layer_eagle: bool | None = Field(
+        None, description="Run a layer set of its own for every token ahead (MTP checkpoints)."
+    )
     drafts: int = Field(1, ge=1, le=16, description="Number of draft replicas.")
     threads: int | None = Field(
         None, ge=1, description="Threads of verify; all cores if not given."
@@ -107,6 +110,7 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         drafting = {
             "proposers": settings.proposers or None,
             "draft_model_path": settings.draft_model_path,
+            "enable_multi_layer_eagle": settings.enable_multi_layer_eagle,
         }
         draft = _loaded("draft", config, {"port": settings.draft_port, **drafting})
         for replica in range(settings.drafts):

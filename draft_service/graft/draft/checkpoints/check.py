@@ -34,7 +34,17 @@ def fit(path: str, target: str, *, allow_pickle: bool = False) -> ProposerInfo:
     """
     kind = kind_of(path, allow_pickle=allow_pickle)
     flags = {"proposers": [kind.value], "model": target, "allow_pickle": allow_pickle}
-    if kind is Kind.MTP:
-        checkpoint = open_checkpoint(checkpoint_folder(path), allow_pickle=allow_pickle)
-        flags["enable_multi_layer_eagle"] = has_own_layers(checkpoint)
+    flags |= dict.fromkeys(switches(path, allow_pickle=allow_pickle), True)
     return Workshop(DraftSettings.load(None, flags)).load(kind.value, path).describe()
+
+
+def switches(path: str, *, allow_pickle: bool = False) -> list[str]:
+    """Names of the settings that have to be on for the checkpoint to run.
+
+    Raises:
+        ModelNotFound, Unsupported: as `kind_of`.
+    """
+    if kind_of(path, allow_pickle=allow_pickle) is not Kind.MTP:
+        return []
+    checkpoint = open_checkpoint(checkpoint_folder(path), allow_pickle=allow_pickle)
+    return ["enable_multi_layer_eagle"] if has_own_layers(checkpoint) else []
