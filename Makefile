@@ -55,7 +55,7 @@ check: setup  ## lint, types, import layers, protos
 	$(BIN)/buf lint
 
 test: setup  ## the fast tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 test-all: setup  ## every test that this machine can run
 	$(BIN)/python -m pytest -q -m 'not gpu'

@@ -13,6 +13,14 @@ def test_every_reason_has_a_row_and_a_class() -> None:
         assert error_class(reason).reason == reason
 
 
+def test_a_refined_class_does_not_stand_for_its_reason() -> None:
+    class Refined(GraftError):
+        """A part's own kind of internal error; its reason is inherited."""
+
+    assert Refined.reason == GraftError.reason
+    assert error_class(GraftError.reason) is GraftError
+
+
 def test_only_what_a_retry_can_mend_is_retriable() -> None:
     for mapping in TABLE.values():
         assert mapping.retriable == (mapping.http in (503, 504))

@@ -81,8 +81,11 @@ async def test_a_replica_that_does_not_fit_is_refused_with_a_sentence(
         await front.until(True)
 
 
-async def test_a_second_model_is_refused(tmp_path: Path) -> None:
-    scripts = [Script(SAY), Script(SAY, describe={"model_id": "else"})]
+@pytest.mark.parametrize("other", [{"model_id": "else"}, {"precision": "q4_1"}])
+async def test_a_replica_with_other_weights_is_refused(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    scripts = [Script(SAY), Script(SAY, describe=other)]
     async with running_front(tmp_path, scripts) as front:
         states: dict[str, str] = {}
         while "refused" not in states.values():

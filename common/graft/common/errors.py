@@ -173,7 +173,8 @@ def mapping_of(error: GraftError) -> Mapping:
 def error_class(reason: ErrorReason.ValueType) -> type[GraftError]:
     """The class that carries `reason`; GraftError itself when the reason is unknown here."""
     for cls in GraftError.__subclasses__():
-        if cls.reason == reason:
+        # Parts may refine a class; only the plain ones of this module stand for their reason.
+        if cls.__module__ == __name__ and cls.reason == reason:
             return cls
     return GraftError
 

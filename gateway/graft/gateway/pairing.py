@@ -33,6 +33,12 @@ def verify_pairing(
                 continue
             if known.model_id != described.model_id:
                 return f"it serves {described.model_id}, {replica.address} serves {known.model_id}"
+            if known.precision != described.precision:
+                # A session that moves between them would go on with other logits.
+                return (
+                    f"its weights are {described.precision or 'of unknown precision'}, those of "
+                    f"{replica.address} are {known.precision or 'of unknown precision'}"
+                )
         return None
 
     def progress_age_s(described: Verify) -> float:
