@@ -28,10 +28,11 @@ _COMMANDS = {
     "inspect": "Show the tree of each round of an answer.",
     "bench": "Measure: texts, load, rounds, peers and the cost of a forward.",
     "models": "List, fetch and check models on this machine.",
+    "flags": "Say what the speculative flags of SGLang and vLLM are called here.",
     "doctor": "Say what this machine has and what is missing.",
     "health": "Exit 0 when a service is serving, 1 when it is not.",
 }
-_MODULES = {"gateway": "service", "verify": "service", "draft": "service"}
+_MODULES = {"gateway": "service", "verify": "service", "draft": "service", "flags": "flag_table"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
