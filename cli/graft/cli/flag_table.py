@@ -23,8 +23,9 @@ What the speculative flags of SGLang and vLLM are called in Graft. This page is 
 - **inactive**: nothing is lost without it: Graft always does this, does it in another way, or has
   nothing that it could switch.
 
-The services know their own names only: any other flag, `GRAFT_*` variable or key of the file is an
-error at start, never passed over.
+The services know their own names only. Any other flag, `GRAFT_DRAFT_*` variable or key of the
+section `draft` is an error at start, and so with verify and gateway. Variables of other servers
+are not read.
 """
 
 
