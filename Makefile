@@ -64,6 +64,7 @@ up: setup  ## serve the embedded model on http://127.0.0.1:8000
 	@echo $$$$ > $(VENV)/up.pid; exec $(BIN)/graft up $(ARGS)
 
 down:  ## end what make up started, from another terminal
+	@test -f $(VENV)/up.pid || { echo "error: nothing was started by make up"; exit 1; }
 	@kill -TERM "$$(cat $(VENV)/up.pid)" && rm $(VENV)/up.pid && echo stopping
 
 demo-checkpoints: setup  ## write a tiny drafter of every kind to demo/, and say how each is started

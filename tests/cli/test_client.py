@@ -149,6 +149,6 @@ def test_the_summary_says_what_speculation_did() -> None:
     }
     answer = Answer("x", "length", {"completion_tokens": 25}, {"speculative_decoding": found})
     assert summary(answer) == (
-        "25 tokens, 10 rounds, 15 of 40 drafted tokens accepted, 2.50 tokens a round, "
+        "25 tokens, 10 rounds with drafts, 15 of 40 drafted tokens accepted, 2.50 tokens in each, "
         "ended by length"
     )

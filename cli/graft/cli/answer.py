@@ -11,9 +11,9 @@ from rich.text import Text
 
 STYLES = {"accepted": "green", "bonus": "bold yellow", "plain": "dim"}
 _MEANINGS = {
-    "accepted": "guessed by the drafter",
-    "bonus": "the target's own, after a guess",
-    "plain": "the target's own, without a guess",
+    "accepted": "guessed right",
+    "bonus": "target's own on top",
+    "plain": "no guess",
 }
 
 
@@ -57,13 +57,13 @@ def summary(answer: Answer) -> str:
     words = [f"{usage.get('completion_tokens', '?')} tokens"]
     found = (answer.metrics or usage.get("metrics") or {}).get("speculative_decoding") or {}
     if found.get("num_spec_steps"):
-        words.append(f"{found['num_spec_steps']} rounds")
+        words.append(f"{found['num_spec_steps']} rounds with drafts")
         words.append(
             f"{found.get('num_accepted_draft_tokens', 0)} of {found.get('num_draft_tokens', 0)} "
             "drafted tokens accepted"
         )
         if found.get("mean_acceptance_length") is not None:
-            words.append(f"{found['mean_acceptance_length']:.2f} tokens a round")
+            words.append(f"{found['mean_acceptance_length']:.2f} tokens in each")
     if answer.finish_reason and answer.finish_reason != "stop":
         words.append(f"ended by {answer.finish_reason}")
     return ", ".join(words)

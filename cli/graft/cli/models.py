@@ -129,7 +129,8 @@ def _weights(files: ModelFiles) -> str:
         return f"{files.gguf}"
     num_tensors = sum(_num_tensors(path) for path in paths)
     num_bytes = sum(path.stat().st_size for path in paths)
-    return f"{num_tensors} tensors in {len(paths)} files, {num_bytes / 1e6:,.0f} MB"
+    num_files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+    return f"{num_tensors} tensors in {num_files}, {num_bytes / 1e6:,.0f} MB"
 
 
 def _num_tensors(path: Path) -> int:

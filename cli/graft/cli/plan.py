@@ -42,7 +42,7 @@ class UpSettings(Settings):
         None, ge=0, le=65535, description="Port of draft; 0 picks a free one."
     )
     model: str | None = Field(
-        None, description="Embedded model name, Hugging Face id, or folder of the target."
+        None, description="Target: embedded name, Hugging Face id, folder or GGUF file."
     )
     precision: str | None = Field(
         None, description="How weights are held: auto, fp32, q8_0 or q4_1 (a GGUF file's blocks)."

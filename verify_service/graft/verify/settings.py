@@ -18,84 +18,87 @@ class VerifySettings(Settings):
 
     section: ClassVar[str] = "verify"
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(7001, ge=0, le=65535, description="port; 0 takes a free one")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(7001, ge=0, le=65535, description="Port; 0 takes a free one.")
     model: str = Field(
-        "smollm2-135m-instruct", description="embedded name, Hugging Face id, folder or GGUF file"
+        "smollm2-135m-instruct", description="Embedded name, Hugging Face id, folder or GGUF file."
     )
     precision: Literal["auto", "fp32", "q8_0", "q4_1"] = Field(
         "fp32",
-        description="how weights are held: float32, or a GGUF file's blocks as stored; "
-        "auto takes the blocks where there are kernels for them",
+        description="How weights are held: float32, or a GGUF file's blocks as stored; "
+        "auto takes the blocks where there are kernels for them.",
     )
-    device: str = Field("cpu", description="where the target runs")
+    device: str = Field("cpu", description="Where the target runs; only cpu in this build.")
     kernels: Literal["auto", "native", "torch"] = Field(
-        "auto", description="native CPU kernels, their torch fallback, or what is there"
+        "auto", description="Native CPU kernels, their torch fallback, or what is there."
     )
-    threads: int = Field(2, ge=1, le=1024, description="threads of the target's kernels")
-    kv_tokens: int = Field(0, ge=0, description="KV budget in tokens; 0 derives it from memory")
-    memory_gb: float = Field(0.0, ge=0.0, description="memory budget; 0 takes what is there")
-    page_tokens: int = Field(16, ge=1, le=4096, description="tokens of a KV page")
-    max_running: int = Field(16, ge=1, le=4096, description="sessions served at once")
-    max_waiting: int = Field(256, ge=0, le=1 << 20, description="sessions that may wait")
+    threads: int = Field(2, ge=1, le=1024, description="Threads of the target's kernels.")
+    kv_tokens: int = Field(0, ge=0, description="KV budget in tokens; 0 derives it from memory.")
+    memory_gb: float = Field(0.0, ge=0.0, description="Memory budget; 0 takes what is there.")
+    page_tokens: int = Field(16, ge=1, le=4096, description="Tokens of a KV page.")
+    max_running: int = Field(16, ge=1, le=4096, description="Sessions served at once.")
+    max_waiting: int = Field(256, ge=0, le=1 << 20, description="Sessions that may wait.")
     max_nodes: int = Field(
-        64, ge=1, le=HARD_MAX_NODES, description="nodes of a tree, root included"
+        64, ge=1, le=HARD_MAX_NODES, description="Nodes of a tree, root included."
     )
-    max_depth: int = Field(32, ge=0, le=HARD_MAX_NODES - 1, description="depth of a tree")
-    max_trees: int = Field(8, ge=1, le=64, description="trees held for a session")
+    max_depth: int = Field(32, ge=0, le=HARD_MAX_NODES - 1, description="Depth of a tree.")
+    max_trees: int = Field(8, ge=1, le=64, description="Trees held for a session.")
     chunk_tokens: int = Field(
-        128, ge=1, description="prompt tokens that share a step with decoding sessions"
+        128, ge=1, description="Prompt tokens that share a step with decoding sessions."
     )
-    max_step_rows: int = Field(512, ge=2, description="rows of one forward pass, of all sessions")
-    context_length: int = Field(0, ge=0, description="tokens of a session; 0 takes the model's")
+    max_step_rows: int = Field(512, ge=2, description="Rows of one forward pass, of all sessions.")
+    context_length: int = Field(0, ge=0, description="Tokens of a session; 0 takes the model's.")
     feature_memory_mb: int = Field(
         256,
         ge=0,
-        description="room for recent hidden states, for drafters that join late; 0 keeps none",
+        description="Room for recent hidden states, for drafters that join late; 0 keeps none.",
     )
     fused_features: Path | None = Field(
-        None, description="a drafter's projection, applied here so that less has to travel"
+        None, description="A drafter's projection, applied here so that less has to travel."
     )
-    tls_ca: Path | None = Field(None, description="PEM file that checks clients (mTLS)")
-    tls_certificate: Path | None = Field(None, description="PEM file of our certificate")
-    tls_key: Path | None = Field(None, description="PEM file of our key")
-    insecure: bool = Field(False, description="allow plain text beyond this machine")
-    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0 is off")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
-    log_format: LogFormat = Field("auto", description="auto, json or text")
-    drain_s: float = Field(30.0, ge=0.0, description="how long a shutdown waits for sessions")
+    tls_ca: Path | None = Field(None, description="PEM file that checks clients (mTLS).")
+    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
+    tls_key: Path | None = Field(None, description="PEM file of our key.")
+    insecure: bool = Field(False, description="Allow plain text beyond this machine.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 is off.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level of log lines."
+    )
+    log_format: LogFormat = Field("auto", description="auto, json or text.")
+    drain_s: float = Field(30.0, ge=0.0, description="How long a shutdown waits for sessions.")
     stall_s: float = Field(
-        60.0, gt=0.0, description="a step that takes longer makes the replica NOT_SERVING"
+        60.0, gt=0.0, description="A step that takes longer makes the replica NOT_SERVING."
     )
     accept_rule: Literal["coupled", "target_only", "rejection", "block"] = Field(
-        "coupled", description="accept rule of sessions that name none"
+        "coupled", description="Accept rule of sessions that name none."
     )
     threshold_single: float = Field(
         1.0,
         gt=0.0,
         le=1.0,
-        description="target_only: a drafted token this likely is accepted; below 1 is lossy",
+        description="target_only: a drafted token this likely is accepted; below 1 is lossy.",
     )
     threshold_acc: float = Field(
         1.0,
         gt=0.0,
         le=1.0,
-        description="target_only: divides the target's mass on drafted tokens; below 1 is lossy",
+        description="target_only: divides the target's mass on drafted tokens; below 1 is lossy.",
     )
     simulate_accept_length: float = Field(
         0.0,
         ge=0.0,
-        description="for benchmarks: draws accept lengths of this mean, bonus included, instead of "
-        "deciding them, so the text means nothing; 0 is off",
+        description="For benchmarks: draws accept lengths of this mean, bonus included, instead of "
+        "deciding them, so the text means nothing; 0 is off.",
     )
     simulate_method: Literal["match-expected", "multinomial"] = Field(
-        "match-expected", description="how a simulated length is drawn"
+        "match-expected", description="How a simulated length is drawn."
     )
     simulate_token_mode: Literal["fixed", "real-draft-token"] = Field(
-        "fixed", description="what a simulated round writes: token 100, or the drafts and the bonus"
+        "fixed",
+        description="What a simulated round writes: token 100, or the drafts and the bonus.",
     )
     simulate_allow_clients: bool = Field(
-        False, description="take sessions although their text means nothing"
+        False, description="Take sessions although their text means nothing."
     )
 
     def check_limits(self) -> None:
