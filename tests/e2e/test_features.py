@@ -1,7 +1,8 @@
 """Hidden states from a real verify replica to a proposer in a real draft service.
 
 At every proposal the proposer compares its rows with one forward over its prefix; whatever befalls
-the session in between, they must be those, and the text must be the baseline.
+the session in between, they must be those, and the text must be the baseline. Torch's products
+depend on the number of rows: where it serves, a row may be rounded to the next bf16 number.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import ProposerInfo, Seat
 from graft.draft.server import DraftServer
 from graft.draft.settings import DraftSettings
+from graft.kernels.cpu.library import available
 from graft.testing.drafting import FakeGateway
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import Plain
@@ -99,7 +101,7 @@ class Checker:
         rows = store.rows(store.start, store.length)
         if self.exact:
             wanted: FloatArray = torch.from_numpy(expected.copy()).bfloat16().float().numpy()
-            good = np.array_equal(rows, wanted)
+            good = np.array_equal(rows, wanted) if available() else _within_a_step(rows, wanted)
         else:
             scale = np.abs(expected).max(axis=1, keepdims=True) / 127
             good = rows.shape == expected.shape and bool(
@@ -107,6 +109,13 @@ class Checker:
             )
         if not good:
             self.errors.append(f"rows {store.start}..{store.length - 1} differ")
+
+
+def _within_a_step(rows: FloatArray, wanted: FloatArray) -> bool:
+    """True when every number is `wanted`'s or a bf16 neighbour of it."""
+    if rows.shape != wanted.shape:
+        return False
+    return bool((np.abs(rows - wanted) <= np.abs(wanted) / 128 + 1e-5).all())
 
 
 @asynccontextmanager

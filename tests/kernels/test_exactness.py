@@ -22,6 +22,7 @@ from graft.kernels.cpu import sample
 from graft.kernels.cpu.accept import verify_tree_greedy
 from graft.kernels.cpu.build_tree import links_from_parents
 from graft.kernels.cpu.choose import choose
+from graft.kernels.cpu.library import available
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.reference.choose import target_probs
 from graft.kernels.trees import ChainResult, VerifyResult, VerifyTrees
@@ -228,7 +229,8 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_first_three_tokens_follow_the_target_s_law(rule: str) -> None:
-    assert p_value(emit(RULES[rule], 20_000)) > 0.001
+    # Without a native library the reference chooses row by row, in minutes for 20,000 runs.
+    assert p_value(emit(RULES[rule], 20_000 if available() else 4_000)) > 0.001
 
 
 @pytest.mark.slow
