@@ -101,6 +101,38 @@ def test_a_large_vocabulary_gives_the_reference_s_choice(isa: str) -> None:
     assert choose(logits, rows, by(isa)).tolist() == plain.choose(logits, rows).tolist()
 
 
+def long_rows(seed: int, vocab: int) -> torch.Tensor:
+    """Rows of every flatness, with ties, -inf and likely tokens where a sample may miss them."""
+    generator = np.random.default_rng(seed)
+    rows = [generator.standard_normal(vocab) * scale for scale in (0.0, 0.01, 0.5, 2, 3, 8, 200)]
+    rows.append(np.round(rows[4]))
+    rows.append(np.where(generator.random(vocab) < 0.9, -np.inf, rows[3]))
+    rows += [rows[2].copy() for _ in range(4)]
+    rows[-4][generator.integers(0, vocab, 40)] += 9
+    rows[-3][16 : vocab // 2 : 256] += 6  # just behind what is sampled
+    rows[-2][0 : vocab // 2 : 256] += 6  # only what is sampled
+    rows[-1] = np.where(np.arange(vocab) % 256 < 16, -np.inf, rows[-1])
+    return torch.from_numpy(np.stack(rows).astype(np.float32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("vocab", [8192, 8192 + 17, 20_000])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.95, 0.999, 0.9999999])
+def test_the_law_of_a_long_row_is_the_reference_s(isa: str, vocab: int, top_p: float) -> None:
+    logits = long_rows(vocab, vocab)
+    num_rows = len(logits)
+    for temperature in (0.8, 30.0):
+        rows = law_rows(
+            num_rows,
+            temperature=temperature,
+            top_p=top_p,
+            seed=11,
+            position=list(range(1, num_rows + 1)),
+        )
+        assert choose(logits, rows, by(isa)).tolist() == plain.choose(logits, rows).tolist()
+        assert torch.equal(target_probs(logits, rows, by(isa)), plain.target_probs(logits, rows))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_ties_between_perturbed_logits_go_to_the_lowest_token(isa: str) -> None:
     # At 2^28 the noise is lost in rounding, so all tokens tie.

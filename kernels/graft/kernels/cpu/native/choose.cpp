@@ -9,6 +9,7 @@
 
 #include "law.h"
 #include "law_math.h"
+#include "philox.h"
 #include "pool.h"
 
 namespace graft {
@@ -51,8 +52,7 @@ void try_group(const float* z, std::int64_t count, std::int64_t first, std::uint
                std::uint32_t position, Best& best) {
     const int width = int(std::min<std::int64_t>(kGroup, count - first));
     const float* group = z + first;
-    float highest = group[0];
-    for (int i = 1; i < width; ++i) highest = group[i] > highest ? group[i] : highest;
+    const float highest = highest_of(group, width);
     if (highest == -kInfinity || highest + kHighestNoise < best.value) return;
     std::uint32_t words[kGroup];
     philox_group(seed, std::uint32_t(first / 4), position, words);
@@ -73,7 +73,12 @@ void try_group(const float* z, std::int64_t count, std::int64_t first, std::uint
 }
 
 std::int32_t first_equal(const float* x, std::int64_t count, float value) {
-    for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t i = 0;
+    for (int seen = 0; i + kGroup <= count; i += kGroup) {
+        for (int j = 0; j < kGroup; ++j) seen |= x[i + j] == value;
+        if (seen) break;
+    }
+    for (; i < count; ++i) {
         if (x[i] == value) return std::int32_t(i);
     }
     return kRefused;

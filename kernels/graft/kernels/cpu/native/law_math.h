@@ -23,6 +23,24 @@ inline float float_of(std::int32_t bits) {
     return x;
 }
 
+// Floats as integers of the same order; -0 is just below +0.
+inline std::int32_t order_key(float x) {
+    const std::int32_t bits = bits_of(x);
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+inline float of_order_key(std::int32_t key) { return float_of(key ^ ((key >> 31) & 0x7FFFFFFF)); }
+
+// Of at least one number, none of them NaN. Compared as integers so that it is vectorised.
+inline float highest_of(const float* x, std::int64_t count) {
+    std::int32_t high = order_key(x[0]);
+    for (std::int64_t i = 1; i < count; ++i) {
+        const std::int32_t key = order_key(x[i]);
+        high = key > high ? key : high;
+    }
+    return of_order_key(high);
+}
+
 // Of a positive normal number.
 inline float log32(float x) {
     const std::int32_t bits = bits_of(x);
@@ -69,40 +87,6 @@ inline float exp32(float x) {
 inline float noise_of(std::uint32_t word) {
     const float u = (float(std::int32_t(word >> kNoiseShift)) + 0.5f) * 1.1920928955078125e-07f;  // 2^-23
     return -log32(-log32(u));
-}
-
-constexpr int kBlocks = 16;               // Philox counters at a time
-constexpr int kGroup = 4 * kBlocks;       // tokens they serve
-
-// words[4 * i + w] is word w of Philox4x32-10 at counter (first + i, position, 0, 0).
-inline void philox_group(std::uint64_t seed, std::uint32_t first, std::uint32_t position,
-                         std::uint32_t* words) {
-    std::uint32_t x0[kBlocks], x1[kBlocks], x2[kBlocks], x3[kBlocks];
-    for (int i = 0; i < kBlocks; ++i) {
-        x0[i] = first + std::uint32_t(i);
-        x1[i] = position;
-        x2[i] = 0;
-        x3[i] = 0;
-    }
-    std::uint32_t k0 = std::uint32_t(seed), k1 = std::uint32_t(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-        for (int i = 0; i < kBlocks; ++i) {
-            const std::uint64_t product0 = std::uint64_t(x0[i]) * 0xD2511F53u;
-            const std::uint64_t product1 = std::uint64_t(x2[i]) * 0xCD9E8D57u;
-            x0[i] = std::uint32_t(product1 >> 32) ^ x1[i] ^ k0;
-            x1[i] = std::uint32_t(product1);
-            x2[i] = std::uint32_t(product0 >> 32) ^ x3[i] ^ k1;
-            x3[i] = std::uint32_t(product0);
-        }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    for (int i = 0; i < kBlocks; ++i) {
-        words[4 * i] = x0[i];
-        words[4 * i + 1] = x1[i];
-        words[4 * i + 2] = x2[i];
-        words[4 * i + 3] = x3[i];
-    }
 }
 
 }  // namespace graft

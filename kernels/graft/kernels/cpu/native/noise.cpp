@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "law_math.h"
+#include "philox.h"
 #include "pool.h"
 
 // out[token] for tokens 0 .. count - 1.
