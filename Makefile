@@ -64,7 +64,7 @@ up: setup  ## serve the embedded model on http://127.0.0.1:8000
 	@echo $$$$ > $(VENV)/up.pid; exec $(BIN)/graft up $(ARGS)
 
 down:  ## end what make up started, from another terminal
-	@ps -o args= -p "$$(cat $(VENV)/up.pid 2>/dev/null || echo 0)" | grep -q 'graft up' \
+	@ps -o args= -p "$$(cat $(VENV)/up.pid 2>/dev/null || echo 0)" 2>/dev/null | grep -q 'graft up' \
 		|| { rm -f $(VENV)/up.pid; echo "error: nothing that make up started is running"; exit 1; }
 	@kill -TERM "$$(cat $(VENV)/up.pid)" && rm $(VENV)/up.pid && echo stopping
 
