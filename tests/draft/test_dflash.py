@@ -25,6 +25,7 @@ from graft.draft.nets.dflash import DflashNet
 from graft.draft.proposers.base import Seat
 from graft.draft.proposers.dflash import DflashProposer
 from graft.draft.proposers.model import ModelOptions, state_of
+from graft.testing.bits import agree
 from graft.testing.dense_dflash import DenseDflash
 from graft.testing.dflash_checkpoints import DFLASH_LAYOUTS, write_dflash
 from graft.testing.lockstep import Lockstep, Script
@@ -204,7 +205,7 @@ def test_lanes_hold_what_a_prefill_would_have_written(
                 left, right = (
                     cache[:, one.slots(0, one.length).astype(np.int64)] for one in (old, new)
                 )
-                assert torch.equal(left, right)
+                assert agree(left, right)
             drafter.close(fresh)
 
 

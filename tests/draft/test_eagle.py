@@ -29,6 +29,7 @@ from graft.draft.nets.eagle import EagleNet
 from graft.draft.nets.eagle3 import Eagle3Net
 from graft.draft.proposers.base import Seat
 from graft.draft.proposers.model import ModelOptions, ModelProposer, state_of
+from graft.testing.bits import agree
 from graft.testing.checkpoints import EAGLE3_LAYOUTS, write_eagle, write_eagle3, write_token_map
 from graft.testing.dense import DenseEagle, DenseEagle3, DenseHead
 from graft.testing.lockstep import Lockstep, Script
@@ -175,9 +176,9 @@ def test_lanes_hold_what_a_prefill_would_have_written(
                     cache[:, one.lane.slots(0, one.lane.length).astype(np.int64)]
                     for one in (old, new)
                 )
-                assert torch.equal(left, right)
+                assert agree(left, right)
             assert old.hidden is not None and new.hidden is not None
-            assert torch.equal(old.hidden, new.hidden)
+            assert agree(old.hidden, new.hidden)
             drafter.close(fresh)
 
 
@@ -295,7 +296,8 @@ def test_acceptance_does_not_decay_over_300_rounds(
     last, anew = (drafter.propose([one])[0] for one in (seat, fresh))
     assert last is not None and anew is not None
     assert np.array_equal(last.tokens, anew.tokens)
-    assert np.array_equal(last.scores, anew.scores)  # type: ignore[arg-type]
+    assert last.scores is not None and anew.scores is not None
+    assert agree(torch.from_numpy(last.scores), torch.from_numpy(anew.scores))
 
 
 def test_coarse_projected_states_draft_as_well_as_fine_ones(
