@@ -10,6 +10,7 @@ import pytest
 from graft.bench import verify_cost
 from graft.bench.limits import Limits
 from graft.common.errors import Unsupported
+from graft.kernels.cpu.library import available
 from graft.models.storage import Precision
 from graft.testing.gguf_models import write_gguf
 from graft.testing.models import write_tiny_model
@@ -51,7 +52,9 @@ def test_every_precision_has_a_time_for_every_row_count(model: str) -> None:
         ("fp32", 1, "attention output"),
     ]
     assert len(page.tables[1].rows) == 2 * 7
-    assert cost.costs[1].num_bytes < cost.costs[0].num_bytes
+    # Without a native library torch unpacks the blocks, and both hold the same.
+    fp32, q4_1 = (held.num_bytes for held in cost.costs)
+    assert q4_1 < fp32 if available() else q4_1 == fp32
 
 
 def test_the_bound_is_bytes_or_operations_whichever_takes_longer() -> None:

@@ -22,13 +22,13 @@ import torch
 from graft.common.channel import open_channel
 from graft.common.sampling import Sampling, sampling_to_proto
 from graft.common.tier import Tier, tier_to_proto
-from graft.common.tree import FloatArray, Tree, from_parents
+from graft.common.tree import Tree, from_parents
 from graft.draft.features import FeatureNeed
 from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import ProposerInfo, Seat
 from graft.draft.server import DraftServer
 from graft.draft.settings import DraftSettings
-from graft.kernels.cpu.library import available
+from graft.testing.bits import agree_in_bf16
 from graft.testing.drafting import FakeGateway
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import Plain
@@ -100,8 +100,7 @@ class Checker:
             expected = self.plain.states(prefix[:-1], NEED.layers)[store.start :]
         rows = store.rows(store.start, store.length)
         if self.exact:
-            wanted: FloatArray = torch.from_numpy(expected.copy()).bfloat16().float().numpy()
-            good = np.array_equal(rows, wanted) if available() else _within_a_step(rows, wanted)
+            good = agree_in_bf16(rows, expected)
         else:
             scale = np.abs(expected).max(axis=1, keepdims=True) / 127
             good = rows.shape == expected.shape and bool(
@@ -109,13 +108,6 @@ class Checker:
             )
         if not good:
             self.errors.append(f"rows {store.start}..{store.length - 1} differ")
-
-
-def _within_a_step(rows: FloatArray, wanted: FloatArray) -> bool:
-    """True when every number is `wanted`'s or a bf16 neighbour of it."""
-    if rows.shape != wanted.shape:
-        return False
-    return bool((np.abs(rows - wanted) <= np.abs(wanted) / 128 + 1e-5).all())
 
 
 @asynccontextmanager

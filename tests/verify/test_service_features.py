@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import Mismatch, ModelNotFound
@@ -19,6 +18,7 @@ from graft.common.feature_codec import decode
 from graft.common.features import FeatureSpec, spec_to_proto
 from graft.common.projection import Projection, write_projection
 from graft.common.tree import FloatArray, from_parents
+from graft.testing.bits import agree_in_bf16
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import Plain
 from graft.testing.verify_client import (
@@ -80,18 +80,13 @@ def hello(*specs: FeatureSpec) -> verify_pb2.DraftHello:
     )
 
 
-def bf16(rows: FloatArray) -> FloatArray:
-    rounded: FloatArray = torch.from_numpy(rows.copy()).to(torch.bfloat16).float().numpy()
-    return rounded
-
-
 def check(log: FeatureLog, spec: FeatureSpec, expected: FloatArray) -> None:
     """The rows of a log are those of the same positions of `expected`."""
     width = expected.shape[1]
     rows = decode(log.payload, log.count, width, spec.codec)
     wanted = expected[log.start : log.start + log.count]
     if spec.codec == FeatureCodec.FEATURE_CODEC_BF16:
-        assert np.array_equal(rows, bf16(wanted))
+        assert agree_in_bf16(rows, wanted)
     else:
         scale = np.abs(wanted).max(axis=1, keepdims=True) / 127
         assert (np.abs(rows - wanted) <= 0.501 * scale).all()
