@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graft.bench.acceptance import closed_form_coupled, compare_embedded, measure
+from graft.bench.level_acceptance import closed_form_coupled, compare_embedded, measure
 from graft.bench.prompts import read
 
 

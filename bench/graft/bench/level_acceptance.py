@@ -4,7 +4,7 @@ Coupled children are the k best of q under the very noise that picks the target'
 children are the k likeliest of q, as drafters without noise offer them. Both are exact rules; the
 difference is how often a level is accepted.
 
-    python -m graft.bench.acceptance
+    python -m graft.bench.level_acceptance
 
 Knows logits of a target and a drafter, row by row; what made them is the caller's.
 """
