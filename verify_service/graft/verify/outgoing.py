@@ -22,6 +22,7 @@ from graft.verify.wire import add_told
 
 MAX_EVENTS = 4096
 MAX_AGE_S = 10.0
+ERROR_S = 5.0
 MAX_FEATURE_BYTES = 256 << 20
 _MESSAGE_BYTES = 4 << 20
 
@@ -39,8 +40,7 @@ class Outgoing:
         self._closed = False
         self._sequence = 0
         self._feature_bytes = 0
-        self.task: asyncio.Task[object] | None = None
-        self.writing = False
+        self.tasks: list[asyncio.Task[object]] = []
 
     def add(self, event: StreamEvent, now: float) -> bool:
         """Queues an event; False when the peer has not read for too long or left too much unread.
@@ -62,15 +62,22 @@ class Outgoing:
         return True
 
     def fail(self, error: GraftError) -> None:
-        """Ends the stream by an error, at once where its peer does not even take what is sent."""
+        """Ends the stream by an error.
+
+        A peer that takes nothing cannot take the error either: after a while the call is cut.
+        """
         if self._closed:
             return
         self._error = error
         self.close()
         self._waiting.clear()
         self._feature_bytes = 0
-        if self.writing and self.task is not None:
-            self.task.cancel()
+        asyncio.get_running_loop().call_later(ERROR_S, self._cut)
+
+    def _cut(self) -> None:
+        # Both halves: grpc resets a call only once nobody reads it and nobody writes to it.
+        for task in self.tasks:
+            task.cancel()
 
     def close(self) -> None:
         """Ends the stream after what waits."""

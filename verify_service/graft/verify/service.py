@@ -184,17 +184,15 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         specs = announced(first.hello)
         stream = next(self._stream_numbers)
         outgoing = self._streams[stream] = Outgoing()
-        outgoing.task = asyncio.current_task()
         _log.info("draft service joined", stream=stream, incarnation=first.hello.incarnation_id)
         try:
             yield outgoing.welcome(self._describe(serving))
             first.ClearField("hello")
             serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
-            self._read(self._read_rounds(first, request_iterator, stream, serving))
+            reading = self._read(self._read_rounds(first, request_iterator, stream, serving))
+            outgoing.tasks = [reading, *filter(None, [asyncio.current_task()])]
             while (message := await outgoing.next()) is not None:
-                outgoing.writing = True
                 yield message
-                outgoing.writing = False
         finally:
             del self._streams[stream]
             serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
@@ -266,11 +264,12 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         _log.warning("draft service dropped", stream=stream)
         self._serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
 
-    def _read(self, reading: Any) -> None:
+    def _read(self, reading: Any) -> asyncio.Task[object]:
         """Keeps a reader alive; it ends by itself when its call does."""
         task = self._loop.create_task(reading)
         self._readers.add(task)
         task.add_done_callback(self._readers.discard)
+        return task
 
     async def _applied(self, engine: Engine) -> None:
         """Returns once the engine has applied everything submitted before."""
