@@ -88,10 +88,11 @@ ROWS: tuple[Row, ...] = (
     _inactive(
         _FLAG, "--speculative-draft-load-format", "the format is read from the checkpoint's files"
     ),
-    _refused(
+    _honoured(
         _FLAG,
         "--speculative-draft-model-quantization",
-        "drafters are held in float32, and those of GGUF files are dequantised on load",
+        "draft.draft_model_quantization",
+        note="none, or q8_0: blocks of 8 bits made on load",
     ),
     _honoured(
         _FLAG,

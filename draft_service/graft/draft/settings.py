@@ -10,6 +10,7 @@ from pydantic import Field
 from graft.common.channel import Tls
 from graft.common.config import Settings
 from graft.common.log import LogFormat
+from graft.common.tracing import ENDPOINT_VARIABLES
 from graft.draft.proposers.ngram import MatchType, NgramOptions, Share
 
 _NGRAM_NODES = 12
@@ -79,6 +80,11 @@ class DraftSettings(Settings):
     allow_pickle: bool = Field(
         False, description="Read .bin and .pt files, by a reader that runs no code in them."
     )
+    draft_model_quantization: Literal["none", "q8_0"] = Field(
+        "none",
+        description="Round the drafter's matrices to blocks of 8 bits: a quarter of the bytes, for "
+        "a little acceptance. UNO, which is its target, and torch kernels keep float32.",
+    )
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="Kernels of model proposers; auto takes native ones where built."
     )
@@ -135,6 +141,18 @@ class DraftSettings(Settings):
     )
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of /metrics on the same host; 0 is off."
+    )
+    otlp_endpoint: str = Field(
+        "",
+        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
+        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
+        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
+    )
+    trace_rounds: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="Of a traced session's rounds, the share with a span of their own.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: LogFormat = Field("auto", description="auto, json or text.")

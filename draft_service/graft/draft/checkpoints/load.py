@@ -18,6 +18,7 @@ from graft.draft.checkpoints.detect import Checkpoint, Kind, open_checkpoint
 from graft.draft.checkpoints.dflash import load_dflash
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
 from graft.draft.checkpoints.eagle3 import load_eagle3
+from graft.draft.checkpoints.held import quantised
 from graft.draft.checkpoints.lora import adapter_folder, read_adapters
 from graft.draft.checkpoints.mtp import load_mtp, load_multi_layer
 from graft.draft.loading import checkpoint_folder, default_tier, hub_file
@@ -64,9 +65,15 @@ class Workshop:
         return self._eagle(checkpoint)
 
     @cached_property
-    def ops(self) -> Ops:
+    def exact_ops(self) -> Ops:
         """Proposers take turns on one thread, so they share one pool of workers."""
         return select("cpu", self._settings.threads, self._settings.kernels)
+
+    @cached_property
+    def ops(self) -> Ops:
+        """As the settings want a drafter's matrices held."""
+        rounded = self._settings.draft_model_quantization == "q8_0"
+        return quantised(self.exact_ops) if rounded else self.exact_ops
 
     @cached_property
     def target(self) -> Borrowed:
@@ -160,8 +167,9 @@ class Workshop:
             raise InvalidArgument(
                 f"uno_mask_token_id {mask} is no id below {vocab}", field="uno_mask_token_id"
             )
-        adapters = read_adapters(checkpoint.config, checkpoint.tensors, target.config, self.ops)
-        model = load_target(resolve(settings.model, weights=True), self.ops)
+        ops = self.exact_ops
+        adapters = read_adapters(checkpoint.config, checkpoint.tensors, target.config, ops)
+        model = load_target(resolve(settings.model, weights=True), ops)
         tokens = NoiseTokens(
             first=0 if mask is None else 1,
             stop=max(2, mask or vocab),
@@ -169,7 +177,7 @@ class Workshop:
             mask=mask if mask is not None and settings.uno_noise == "mask" else -1,
         )
         options = self._options_of(checkpoint, shape.tier(name))
-        return UnoProposer(name, UnoNet(model, adapters), self.ops, options, tokens)
+        return UnoProposer(name, UnoNet(model, adapters), ops, options, tokens)
 
     def _options_of(self, checkpoint: Checkpoint, tier: Tier | None = None) -> ModelOptions:
         """Options of a drafter that borrows of the target. tier: None is that of the field."""

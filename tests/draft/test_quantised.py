@@ -1,0 +1,70 @@
+"""Drafters held in blocks of 8 bits: a quarter of the bytes, nearly the same guesses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from graft.common.model_files import resolve
+from graft.draft.checkpoints.borrowed import borrow_files
+from graft.draft.checkpoints.detect import open_checkpoint
+from graft.draft.checkpoints.eagle3 import load_eagle3
+from graft.draft.checkpoints.held import quantised
+from graft.draft.checkpoints.load import Workshop
+from graft.draft.nets.eagle3 import Eagle3Net
+from graft.draft.settings import DraftSettings
+from graft.kernels.ops import Ops, select
+from graft.testing.adapters import write_adapter
+from graft.testing.checkpoints import write_eagle3
+from graft.testing.models import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_tiny_model(tmp_path_factory.mktemp("target") / "tiny", layers=6)
+
+
+@pytest.fixture(scope="module")
+def ops() -> Ops:
+    ops = select("cpu")
+    if not ops.keeps_blocks:
+        pytest.skip("these kernels unpack blocks")
+    return ops
+
+
+def head(path: Path, target: Path, ops: Ops) -> Eagle3Net:
+    return load_eagle3(open_checkpoint(path), borrow_files(resolve(str(target), weights=True)), ops)
+
+
+def test_rounded_logits_are_near_the_exact_ones(tmp_path: Path, target: Path, ops: Ops) -> None:
+    path = write_eagle3(tmp_path / "draft", target)
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    exact = head(path, target, ops).logits(states)
+    rounded = head(path, target, quantised(ops)).logits(states)
+    assert not torch.equal(exact, rounded)
+    assert (exact - rounded).abs().max() < 0.03 * exact.abs().max()
+
+
+def test_rows_that_are_no_whole_blocks_stay_as_they_are(ops: Ops) -> None:
+    weight = torch.randn(8, 40, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    held = quantised(ops).pack([weight], [None])
+    assert torch.equal(ops.linear(x, held), ops.linear(x, ops.pack([weight], [None])))
+
+
+def test_the_setting_rounds_eagle3_and_spares_uno(tmp_path: Path, target: Path, ops: Ops) -> None:
+    settings = DraftSettings.load(
+        None, {"model": str(target), "draft_model_quantization": "q8_0", "allow_pickle": False}
+    )
+    workshop = Workshop(settings)
+    made = workshop.load("eagle3", str(write_eagle3(tmp_path / "eagle3", target)))
+    exact = Workshop(DraftSettings.load(None, {"model": str(target)})).load(
+        "eagle3", str(tmp_path / "eagle3")
+    )
+    states = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(made.net.logits(states), exact.net.logits(states))  # type: ignore[attr-defined]
+    uno = workshop.load("uno", str(write_adapter(tmp_path / "uno", target)))
+    assert uno.ops is workshop.exact_ops  # type: ignore[attr-defined]
