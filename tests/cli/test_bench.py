@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from graft.testing.checkpoints import write_eagle3
 from graft.testing.cluster import running_cluster
 from graft.testing.models import write_tiny_model
+from graft.testing.mtp_checkpoints import write_mtp
 
 _DEADLINE_S = 90.0
 
@@ -57,11 +59,32 @@ async def test_serve_measures_a_running_gateway(tmp_path: Path) -> None:
     assert answer["goodput_requests_per_s"] == answer["requests_per_s"]
 
 
+async def test_acceptance_starts_services_with_every_drafter(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    eagle3 = write_eagle3(tmp_path / "eagle3", target)
+    mtp = write_mtp(tmp_path / "mtp", target, "mimo_v2", steps=3)
+    report = tmp_path / "report"
+    code, out, err = await bench(
+        "acceptance",
+        *(f"--model={target}", f"--eagle3={eagle3}", f"--mtp={mtp}", "--only=eagle3,mtp,dflash"),
+        *("--limit=2", "--max-tokens=6", "--threads=1", "--json", f"--report={report}"),
+    )
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    ways = list(answer["eagle3"])
+    assert ways == ["chain4_T0", "tree24_T0", "tree24_T1", "per_position", "spread"]
+    assert next(iter(answer["mtp"])) == "chain3_T0"
+    assert "none for" in answer["dflash"]["absent"]
+    assert "dflash is left out" in err
+    assert (report / "acceptance.html").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("verify-cost", "--precision=int3"), "error: precision is 'int3', expected some of"),
         (("verify-cost", "--rows=0"), "error: rows are '0', expected numbers like"),
+        (("acceptance", "--only=nope"), "error: unknown drafter 'nope', expected some of"),
         (("compare", "--peers=nope"), "error: unknown peer 'nope', expected one of"),
         (("serve", "--url=http://127.0.0.1:1", "--limit=1"), "did not answer"),
     ],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,16 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and how. speculation: as in the API, or None for the server's own choice."""
+    """What is asked, and how.
+
+    speculation: a word or a tier as in the API, or None for the server's own choice.
+    """
 
     text: str
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
-    speculation: str | None = None
+    speculation: str | Mapping[str, Any] | None = None
     cache_salt: str = ""
 
     def body(self, model: str) -> dict[str, Any]:
@@ -42,7 +45,8 @@ class Question:
             "stream_options": {"include_usage": True},
         }
         if self.speculation is not None:
-            body["speculation"] = self.speculation
+            word = self.speculation
+            body["speculation"] = word if isinstance(word, str) else dict(word)
         if self.cache_salt:
             body["cache_salt"] = self.cache_salt
         return body
@@ -88,6 +92,16 @@ class Client:
         body = {"messages": [{"role": "user", "content": text}]}
         tokens: list[int] = (await self.call("POST", "/tokenize", body))["tokens"]
         return tokens
+
+    async def ask(self, question: Question) -> Any:
+        """The whole answer to a question, as one object.
+
+        Raises:
+            GraftError: as `call`.
+        """
+        body = question.body(self.model)
+        del body["stream"], body["stream_options"]
+        return await self.call("POST", "/v1/chat/completions", body)
 
     async def stream(self, question: Question, due: float, clock: Callable[[], float]) -> Streamed:
         """Asks now; `due` is when it should have been asked. A failure is in the answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,29 @@ def read(path: Path | None = None, limit: int | None = None) -> list[Prompt]:
     if limit is None or limit >= len(prompts):
         return prompts
     return [prompts[i * len(prompts) // limit] for i in range(limit)]
+
+
+def from_all_categories(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts in their order, as many of each category as the others allow.
+
+    A category with fewer gives all it has. Those taken are evenly spread over their category.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        groups.setdefault(prompt.category, []).append(place)
+    shares = dict.fromkeys(groups, 0)
+    left = len(prompts) if limit is None else min(limit, len(prompts))
+    while left:
+        for name, places in groups.items():
+            if left and shares[name] < len(places):
+                shares[name] += 1
+                left -= 1
+    taken = [
+        places[i * len(places) // shares[name]]
+        for name, places in groups.items()
+        for i in range(shares[name])
+    ]
+    return [prompts[place] for place in sorted(taken)]
 
 
 def _prompt(source: Path, number: int, line: str) -> Prompt:

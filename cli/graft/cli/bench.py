@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import typer
 
+from graft.cli.bench_acceptance import run_acceptance
 from graft.cli.bench_compare import run_compare
 from graft.cli.bench_cost import run_rounds, run_verify_cost
 from graft.cli.bench_load import run_parity, run_serve
@@ -14,6 +15,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "parity": run_parity,
     "serve": run_serve,
     "rounds": run_rounds,
+    "acceptance": run_acceptance,
     "compare": run_compare,
     "verify-cost": run_verify_cost,
 }
@@ -22,7 +24,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 def command(_name: str) -> typer.Typer:
     """The group of commands."""
     app = typer.Typer(
-        help="Measure: texts, load, rounds, peers and the cost of a forward.",
+        help="Measure: texts, load, rounds, drafters, peers and the cost of a forward.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -1,0 +1,198 @@
+"""`graft bench acceptance`: accept length of every drafter there is for a target."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import uvloop
+import yaml
+
+from graft.bench import machine, prompts
+from graft.bench.prompts import Prompt
+from graft.cli.bench_screen import (
+    Config,
+    Json,
+    Limit,
+    MaxTokens,
+    Model,
+    Prompts,
+    Report,
+    Seed,
+    Threads,
+    console,
+    facts,
+    finish,
+    progress_of,
+    say,
+)
+from graft.common.errors import InvalidArgument
+from graft.common.model_files import EMBEDDED
+
+if TYPE_CHECKING:
+    from graft.bench.accept_length import Acceptance, Way
+
+_TREE_DEADLINE_MS = 10_000
+_STALL_S = 600.0
+_TRAINED = ("eagle3", "mtp", "dflash")
+
+
+def run_acceptance(
+    model: Model = EMBEDDED,
+    eagle3: Annotated[str, typer.Option(help="EAGLE-3 checkpoint; ours by default.")] = "",
+    mtp: Annotated[str, typer.Option(help="MTP checkpoint; ours by default.")] = "",
+    dflash: Annotated[str, typer.Option(help="DFlash checkpoint; ours by default.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Drafters to measure, joined by commas; all by default.")
+    ] = "",
+    precision: Annotated[str, typer.Option(help="fp32, q8_0, q4_1 or auto.")] = "fp32",
+    prompts_file: Prompts = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Questions asked at a time.")] = 4,
+    threads: Threads = 0,
+    config: Config = None,
+    report: Report = None,
+    as_json: Json = False,
+) -> None:
+    """Tokens of a target's forward with each drafter; starts its own services.
+
+    A limit takes as many questions of every category.
+    """
+    from graft.bench.accept_length import DRAFTERS
+
+    wanted = [word.strip() for word in only.split(",") if word.strip()] or list(DRAFTERS)
+    for name in wanted:
+        if name not in DRAFTERS:
+            raise InvalidArgument(
+                f"unknown drafter {name!r}, expected some of {', '.join(DRAFTERS)}", field="only"
+            )
+    lineup = _lineup(model, {"eagle3": eagle3, "mtp": mtp, "dflash": dflash}, wanted)
+    for name, why in lineup.absent.items():
+        console.print(f"{name} is left out: {why}", highlight=False, markup=False)
+    if not lineup.ways:
+        raise InvalidArgument("no drafter is left to measure", field="only")
+    questions = prompts.from_all_categories(prompts.read(prompts_file), limit)
+    head = facts(
+        {
+            "model": model,
+            "precision": precision,
+            "questions": f"{len(questions)} of {prompts_file or 'our own'}",
+            "seed": str(seed),
+            **{f"{name} checkpoint": path for name, path in lineup.checkpoints.items()},
+        }
+    )
+    start = _Start(model, precision, threads or machine.cores(), config, max_tokens, seed, clients)
+    with progress_of("answers", len(lineup.ways) * len(questions)) as advance:
+        found = uvloop.run(_measure(start, lineup, questions, advance))
+    finish(found.page(head), report, as_json, tables=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """Drafters that can be measured, and why the others cannot."""
+
+    ways: tuple[Way, ...]
+    checkpoints: Mapping[str, str]
+    absent: Mapping[str, str]
+    multi_layer: bool = False
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """Of a draft service that has them all."""
+        names = dict.fromkeys(way.drafter for way in self.ways)
+        proposers = [
+            f"{name}={self.checkpoints[name]}" if name in self.checkpoints else name
+            for name in names
+        ]
+        settings: dict[str, Any] = {"proposers": proposers, "stall_s": _STALL_S}
+        if self.multi_layer:
+            settings["enable_multi_layer_eagle"] = True
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    model: str
+    precision: str
+    threads: int
+    config: Path | None
+    max_tokens: int
+    seed: int
+    clients: int
+
+
+def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Lineup:
+    """What there is of `wanted`. given: checkpoints by hand; "" takes ours."""
+    from graft.bench.accept_length import OWN_TIER, WAYS, Way
+
+    checkpoints, absent = {}, {}
+    for name in _TRAINED:
+        path = given[name] or _ours(model, name)
+        if path:
+            checkpoints[name] = path
+        else:
+            absent[name] = f"no checkpoint is named, and none for {model} comes with Graft"
+    if "eagle3" in absent:
+        absent["merged"] = "it merges NGRAM with an EAGLE-3 drafter"
+    elif importlib.util.find_spec("graft.draft.proposers.merged") is None:
+        absent["merged"] = "there is no such proposer yet"
+    multi_layer = False
+    if "mtp" in checkpoints and "mtp" in wanted:
+        from graft.draft.checkpoints.check import switches
+
+        multi_layer = bool(switches(checkpoints["mtp"]))
+    ways = [way for way in WAYS if way.drafter in wanted and way.drafter not in absent]
+    if multi_layer:
+        # One layer a token ahead makes chains of its own length and nothing else.
+        ways = [Way(way.drafter, OWN_TIER) if way.drafter == "mtp" else way for way in ways]
+        ways = list({(way.drafter, way.temperature, str(way.tier)): way for way in ways}.values())
+    return Lineup(
+        tuple(ways),
+        {name: path for name, path in checkpoints.items() if name in wanted},
+        {name: why for name, why in absent.items() if name in wanted},
+        multi_layer,
+    )
+
+
+def _ours(model: str, proposer: str) -> str:
+    """The checkpoint that comes with Graft for this target; "" where there is none."""
+    return ""
+
+
+async def _measure(
+    start: _Start, lineup: Lineup, questions: Sequence[Prompt], advance: Callable[[], None]
+) -> Acceptance:
+    from graft.bench.accept_length import measure
+    from graft.bench.services import Setup, running
+
+    content: dict[str, Any] = {}
+    if start.config is not None:
+        content = yaml.safe_load(start.config.read_text()) or {}
+    content["draft"] = {**(content.get("draft") or {}), **lineup.draft_settings}
+    content["gateway"] = {
+        **(content.get("gateway") or {}),
+        "tree_deadline_ms": _TREE_DEADLINE_MS,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "acceptance.yaml"
+        file.write_text(yaml.safe_dump(content))
+        say("starting the services", 0.0)
+        setup = Setup(start.model, start.precision, start.threads, file)
+        async with running(setup) as addresses:
+            return await measure(
+                addresses.url,
+                lineup.ways,
+                questions,
+                max_tokens=start.max_tokens,
+                clients=start.clients,
+                seed=start.seed,
+                absent=lineup.absent,
+                on_answer=advance,
+            )
