@@ -135,12 +135,22 @@ def test_a_tree_larger_than_its_tier_is_cut() -> None:
     assert tree_of(outcome).tokens.tolist()[1:] == [1, 2]
 
 
-def test_tier_zero_proposes_nothing_and_costs_no_batch() -> None:
+def test_tier_zero_says_nothing_and_costs_no_batch() -> None:
     echo = Watched()
     bench = Bench(echo)
-    (outcome,) = bench.step(opened(1, 5, tier=Tier("echo")))
-    assert isinstance(outcome, Proposed) and outcome.trees == ()
+    assert bench.step(opened(1, 5, tier=Tier("echo"))) == []
+    assert bench.step(committed(1, [5], 6)) == []
     assert echo.batches == []
+
+
+def test_a_session_that_leaves_tier_zero_drafts_at_once_for_the_prefix_it_has_by_then() -> None:
+    bench = Bench(Watched())
+    bench.step(opened(1, 5))
+    bench.step(Retiered(1, Tier("echo")))
+    assert bench.step(committed(1, [5], 6), committed(1, [5, 6], 7)) == []
+    (outcome,) = bench.step(Retiered(1, CHAIN))
+    assert isinstance(outcome, Proposed) and outcome.prefix_length == 3
+    assert tree_of(outcome).tokens.tolist()[1:] != []
 
 
 def test_a_new_tier_takes_effect_with_the_next_tree() -> None:

@@ -106,13 +106,18 @@ async def test_a_new_tier_holds_from_the_next_tree_on() -> None:
         assert len((await rounds.next("trees")).tokens) == 2
 
 
-async def test_tier_zero_keeps_the_session_and_says_empty_every_round() -> None:
+async def test_tier_zero_keeps_the_session_in_silence_and_drafts_again_when_told() -> None:
     async with drafting() as it:
         rounds, session = await it.joined(5, LOOP, Tier("ngram"))
-        await rounds.next("empties")
-        session.commit(4)
-        assert (await rounds.next("empties")).prefix_length == 10
+        await it.gateway.attend(it.replica.address, 6)
+        await rounds.next("joins")
         assert [name for name, _ in rounds.pending()] == []
+        await it.gateway.send(
+            set_tier=SetTier(session_id=5, tier=tier_to_proto(Tier("ngram", 1, 1, 2)))
+        )
+        assert (await rounds.next("trees")).prefix_length == 9
+        session.commit(4)
+        assert (await rounds.next("trees")).prefix_length == 10
 
 
 async def test_a_released_session_leaves() -> None:

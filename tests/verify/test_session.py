@@ -196,3 +196,20 @@ def test_min_tokens_forbids_ends_by_tokens_not_by_rounds() -> None:
     assert history is not None and history.forbidden_depth == 1
     session.commit((6,), 0, 0.0)
     assert session.history() is None
+
+
+def test_a_session_whose_deadline_is_taken_away_is_never_late() -> None:
+    session = decoding()
+    session.wait_at_most(0.0)
+    turn = session.turn(100.0)
+    assert turn is not None and not session.give_up(turn)
+
+
+def test_a_deadline_that_is_given_back_is_worth_one_wait() -> None:
+    session = decoding()
+    session.wait_at_most(0.0)
+    session.commit((5,), 0, 100.1)
+    session.wait_at_most(0.05)
+    assert session.turn(100.12) is None
+    turn = session.turn(100.15)
+    assert turn is not None and session.give_up(turn)

@@ -15,13 +15,14 @@ from queue import Empty, SimpleQueue
 from graft.common import log
 from graft.common.errors import GraftError
 from graft.common.tier import Tier
-from graft.common.tree import Tree, TreeRefused, check, trim
-from graft.draft.candidate import candidate
+from graft.common.tree import Tree, TreeRefused
 from graft.draft.features import FeatureChunk
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
+from graft.draft.prepare import Preparer
 from graft.draft.proposers.base import Proposal, Proposer, Sampled, Seat, Wire
-from graft.v1.tree_pb2 import CandidateTree, TreeRefusal
+from graft.draft.sendable import messages
+from graft.v1.tree_pb2 import CandidateTree
 
 _log = log.get("engine")
 
@@ -30,24 +31,26 @@ _log = log.get("engine")
 class Opened:
     """A session has joined. `key` names this one attendance of it and is never used again.
 
-    features: rows that came before its prefix.
+    features: rows that came before its prefix. max_trees: the most verify holds for it.
     """
 
     key: int
     mirror: Mirror
     tier: Tier
     features: tuple[FeatureChunk, ...] = ()
+    max_trees: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Verify has committed tokens."""
+    """Verify has committed tokens. num_drafted: nodes of the round's tree."""
 
     key: int
     tokens: tuple[int, ...]
     prefix_length: int
     prefix_digest: int
     features: FeatureChunk | None = None
+    num_drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,15 @@ class Closed:
     key: int
 
 
-Event = Opened | Committed | Featured | Retiered | Closed
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Verify did not keep a tree for a prefix of this length."""
+
+    key: int
+    prefix_length: int
+
+
+Event = Opened | Committed | Featured | Retiered | Closed | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,8 @@ class Proposed:
 
     trees: messages ready to send; none when nothing was found.
     verbatim: the proposer wrote the messages itself, so they pass unchecked.
+    elapsed_s: how long the proposer worked, for all sessions of its batch.
+    ahead: the prefix is not committed, only likely to be.
     """
 
     key: int
@@ -90,6 +103,8 @@ class Proposed:
     prefix_digest: int
     trees: tuple[CandidateTree, ...]
     verbatim: bool = False
+    elapsed_s: float = 0.0
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +127,14 @@ class _Attended:
     tier: Tier
     seat: Seat | None = None
     proposer: str = field(default="")
+    max_trees: int = 1
 
 
 class Engine:
     """Applies events, then lets each proposer work once for all its sessions with a new prefix.
+
+    A session whose tier drafts nothing follows its prefix in silence, and drafts again, for the
+    prefix it has by then, as soon as its tier does.
 
     While a proposer works, events gather and are applied together before the next batch, so only
     the newest prefix of a session is worked on.
@@ -131,6 +150,7 @@ class Engine:
         self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._deliver = deliver
         self._metrics = metrics
+        self._preparer = Preparer(proposers, metrics)
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
         self._sessions: dict[int, _Attended] = {}
         self._ready: dict[int, _Attended] = {}
@@ -169,30 +189,48 @@ class Engine:
         self._inbox.put(event)
 
     def _run(self) -> None:
-        while (event := self._inbox.get()) is not None:
+        while (events := self._gather()) is not None:
             self._working_since = started = time.perf_counter()
-            events: list[Event] = [event]
-            stopping = False
-            while True:
-                try:
-                    more = self._inbox.get_nowait()
-                except Empty:
-                    break
-                if more is None:
-                    stopping = True
-                    break
-                events.append(more)
-            self.step(events)
+            if events:
+                self.step(events)
+            else:
+                self.look_ahead()
             self._working_since = None
             self._busy_s += time.perf_counter() - started
-            if stopping:
-                return
+
+    def _gather(self) -> list[Event] | None:
+        """All events there are; waits for one while nothing can be prepared. None is the end."""
+        events: list[Event] = []
+        while True:
+            try:
+                event = self._inbox.get(block=not events and not self._preparer.wants_work)
+            except Empty:
+                return events
+            if event is None:
+                return None
+            events.append(event)
+
+    def look_ahead(self) -> None:
+        """Prepares some likely outcomes and hands them out; the thread's body without events."""
+        for made in self._preparer.step():
+            self._outcomes.append(
+                Proposed(
+                    made.key,
+                    made.proposer,
+                    made.prefix_length,
+                    made.prefix_digest,
+                    made.trees,
+                    ahead=True,
+                )
+            )
+        self._flush()
 
     def step(self, events: Sequence[Event]) -> None:
         """Applies `events` and proposes for every session with a new prefix. The thread's body."""
         for event in events:
             self._apply(event)
-        ready, self._ready = list(self._ready.values()), {}
+        ready = [session for session in self._ready.values() if not session.tier.off]
+        self._ready = {}
         batches: dict[str, list[_Attended]] = {}
         for session in ready:
             batches.setdefault(session.tier.proposer, []).append(session)
@@ -208,7 +246,7 @@ class Engine:
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, Opened):
-            session = _Attended(event.key, event.mirror, event.tier)
+            session = _Attended(event.key, event.mirror, event.tier, max_trees=event.max_trees)
             self._sessions[event.key] = self._ready[event.key] = session
             self._take_features(session, event.features)
             return
@@ -224,7 +262,11 @@ class Engine:
                 ):
                     self._ready[known.key] = known
             case Retiered():
+                if known.tier.off and not event.tier.off:
+                    self._ready[known.key] = known
                 known.tier = event.tier
+            case Refused():
+                self._preparer.refused(known.key, event.prefix_length)
             case Closed():
                 self._forget(known)
 
@@ -236,7 +278,8 @@ class Engine:
             return
         if event.features is not None and not self._take_features(session, (event.features,)):
             return
-        self._ready[session.key] = session
+        if not self._preparer.committed(session.key, event.tokens, event.num_drafted):
+            self._ready[session.key] = session
         if session.seat is not None:
             proposer = self._proposers[session.proposer]
             try:
@@ -312,6 +355,7 @@ class Engine:
     def _unseat(self, session: _Attended) -> None:
         if session.seat is None:
             return
+        self._preparer.forget(session.key)
         seat, session.seat = session.seat, None
         try:
             self._proposers[session.proposer].close(seat)
@@ -340,46 +384,12 @@ class Engine:
             trees, verbatim = proposal.messages, True
         elif proposal is not None and session.seat is not None:
             try:
-                trees = _messages(proposal, session.seat, elapsed_s)
+                trees = messages(proposal, session.seat, elapsed_s)
             except TreeRefused as error:
                 self._metrics.withheld.labels("malformed").inc()
                 self._failed(name, [session], error)
-        return Proposed(session.key, name, length, digest, trees, verbatim)
+        if session.seat is not None and not verbatim:
+            tree = proposal if isinstance(proposal, Tree) and trees else None
+            self._preparer.answered(session.key, name, session.seat, tree, session.max_trees)
+        return Proposed(session.key, name, length, digest, trees, verbatim, elapsed_s)
 
-
-def _messages(proposal: Tree | Sampled, seat: Seat, elapsed_s: float) -> tuple[CandidateTree, ...]:
-    """The proposal as it is sent; none for a root alone.
-
-    Raises:
-        TreeRefused: verify would refuse it.
-    """
-    tree, probs = (proposal, ()) if isinstance(proposal, Tree) else (proposal.tree, proposal.probs)
-    if tree.num_nodes == 1:
-        return ()
-    if probs and (len(probs) != tree.num_nodes - 1 or tree.max_depth != tree.num_nodes - 1):
-        raise TreeRefused(
-            TreeRefusal.TREE_REFUSAL_BAD_PROBS,
-            f"{len(probs)} distributions, expected one for each of the {tree.num_nodes - 1} "
-            "drafted nodes of a chain",
-        )
-    tree = _checked(tree, seat)
-    return (candidate(tree, seat.mirror, elapsed_s, probs[: tree.num_nodes - 1]),)
-
-
-def _checked(tree: Tree, seat: Seat) -> Tree:
-    """The tree cut to the seat's tier.
-
-    Raises:
-        TreeRefused: verify would refuse it.
-    """
-    root = seat.mirror.prefix.root
-    if int(tree.tokens[0]) != root:
-        raise TreeRefused(
-            TreeRefusal.TREE_REFUSAL_MALFORMED,
-            f"root is {int(tree.tokens[0])}, expected the last committed token {root}",
-        )
-    if tree.scores is not None and not bool((tree.scores <= 0).all()):
-        raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN or above zero")
-    tree = trim(tree, seat.tier.num_draft_tokens, seat.tier.num_steps)
-    check(tree, seat.mirror.limits)
-    return tree

@@ -49,6 +49,7 @@ class Timing:
     forward_s: float = 0.0
     choice_s: float = 0.0
     num_rows: int = 0
+    num_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The target has decided tokens."""
+    """The target has decided tokens.
+
+    accepted_ranks: the places of the accepted tokens among their siblings.
+    rejected_children: drafted children of the last accepted node, none of which the target chose.
+    """
 
     session_id: int
     tokens: tuple[int, ...]
@@ -74,6 +79,8 @@ class Committed:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     trace: TreeTrace | None = None
+    accepted_ranks: tuple[int, ...] = ()
+    rejected_children: int = 0
 
 
 @dataclass(frozen=True, slots=True)

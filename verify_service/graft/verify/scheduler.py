@@ -20,6 +20,7 @@ from graft.verify.events import Committed, Event, Failed, Finished, Opened, Timi
 from graft.verify.offer import FeatureOffer, FeatureWish
 from graft.verify.pages import PagePool
 from graft.verify.places import Places
+from graft.verify.ranks import ranks
 from graft.verify.recall import gaps, recalls, release
 from graft.verify.session import Phase, Session, Turn
 from graft.verify.share import share
@@ -118,7 +119,7 @@ class Scheduler:
         """Changes how long a session's rounds may wait for a tree."""
         session = self._sessions.get(session_id)
         if session is not None:
-            session.tree_deadline_s = tree_deadline_s
+            session.wait_at_most(tree_deadline_s)
 
     def hello(self, stream: int, specs: tuple[FeatureSpec, ...]) -> None:
         """A draft service says which hidden states its joins may ask for."""
@@ -229,7 +230,7 @@ class Scheduler:
             elif isinstance(work, Chunk) and not work.last:
                 self._advance_prefill(work, outcome)
             else:
-                self._commit(work, outcome, _timing(work, timing, step.num_rows), now)
+                self._commit(work, outcome, _timing(work, timing, step), now)
 
     def abandon(self, step: Step, error: GraftError, timing: StepTiming, now: float) -> None:
         """Ends the sessions of a step that raised; what they wrote is not to be reused."""
@@ -344,6 +345,9 @@ class Scheduler:
         session.pages().publish(session.prefix.tokens, session.kv_length)
         kept = len(cut.tokens)
         accepted = min(outcome.accepted, kept)
+        accepted_ranks, rejected = (
+            ranks(work.tree, outcome.nodes) if isinstance(work, Round) else ((), 0)
+        )
         self.tally.count_round(kept, accepted, num_drafted, reason)
         self.tally.count_rule(session.request.sampling)
         self.tally.pushed["miss"] += sum(1 for name, _ in dead if name != used)
@@ -361,6 +365,8 @@ class Scheduler:
                 outcome.logprobs[:kept],
                 tuple(session.prompt_logprobs),
                 outcome.trace,
+                accepted_ranks[:accepted],
+                rejected if kept == len(outcome.tokens) else 0,
             )
         )
         session.prompt_logprobs_due = False
@@ -422,11 +428,14 @@ def _within_room(tree: Tree | None, session: Session) -> Tree:
     return trim(tree, tree.num_nodes, session.room - 1)
 
 
-def _timing(work: Work, timing: StepTiming, num_rows: int) -> Timing:
+def _timing(work: Work, timing: StepTiming, step: Step) -> Timing:
     """Where the time of one round went, before its commit moves the session on."""
     forward_s, choice_s = timing.forward_s, timing.choice_s
+    num_rows, num_sessions = step.num_rows, step.num_sessions
     if not isinstance(work, Round):
-        return Timing(forward_s=forward_s, choice_s=choice_s, num_rows=num_rows)
+        return Timing(
+            forward_s=forward_s, choice_s=choice_s, num_rows=num_rows, num_sessions=num_sessions
+        )
     turn = work.turn
     return Timing(
         draft_s=turn.draft_s,
@@ -435,4 +444,5 @@ def _timing(work: Work, timing: StepTiming, num_rows: int) -> Timing:
         forward_s=forward_s,
         choice_s=choice_s,
         num_rows=num_rows,
+        num_sessions=num_sessions,
     )

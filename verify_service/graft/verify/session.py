@@ -234,6 +234,12 @@ class Session:
         if latency_s <= self.tree_deadline_s:
             self.expecting = True
 
+    def wait_at_most(self, tree_deadline_s: float) -> None:
+        """Changes the deadline of trees; one that is given back is worth one wait again."""
+        if self.tree_deadline_s != tree_deadline_s:
+            self.expecting = tree_deadline_s > 0 and bool(self.streams)
+        self.tree_deadline_s = tree_deadline_s
+
     def leave(self, stream: int) -> None:
         """A drafter is gone; with none left there is nothing to wait for."""
         self.streams.discard(stream)

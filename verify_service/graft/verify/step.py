@@ -78,6 +78,11 @@ class Step:
         """Rows of the forward."""
         return sum(work.num_rows for work in self.works)
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that have a part in it."""
+        return len({work.session.session_id for work in self.works})
+
 
 @dataclass(frozen=True, slots=True)
 class Captured:

@@ -35,6 +35,8 @@ def committed_message(event: Committed) -> verify_pb2.TokensCommitted:
         timing=_timing(event.timing),
         plain_reason=event.plain_reason,
         trace=None if event.trace is None else _trace(event.trace, event.accepted),
+        accepted_ranks=event.accepted_ranks,
+        rejected_child_count=event.rejected_children,
     )
 
 
@@ -110,6 +112,7 @@ def _timing(timing: Timing) -> verify_pb2.RoundTiming:
         forward_micros=_micros(timing.forward_s),
         choice_micros=_micros(timing.choice_s),
         batch_row_count=timing.num_rows,
+        batch_session_count=timing.num_sessions,
     )
 
 
