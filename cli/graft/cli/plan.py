@@ -68,6 +68,9 @@ class UpSettings(Settings):
     insecure: bool = Field(
         False, description="Allow plain-text gRPC on a --host that others can reach."
     )
+    otlp_endpoint: str | None = Field(
+        None, description="Where all three send spans by OTLP over gRPC; none by default."
+    )
     log_level: str = Field("warning", description="Lowest level of log lines shown.")
     drain_s: float = Field(10.0, ge=0, description="Seconds running answers get at the end.")
 
@@ -142,7 +145,12 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
     gateway_flags["verify"] = [address_of(verify.host, verify_flags["port"])]
     gateway_flags["draft"] = [address_of(draft.host, flags["port"]) for flags in draft_flags]
 
-    common = {"log_level": settings.log_level, "log_format": "json", "drain_s": settings.drain_s}
+    common = {
+        "otlp_endpoint": settings.otlp_endpoint,
+        "log_level": settings.log_level,
+        "log_format": "json",
+        "drain_s": settings.drain_s,
+    }
     build = _Builder(config, common)
     children = [
         build.child("verify", "verify", verify, verify_flags, niceness=_VERIFY_NICENESS),

@@ -1,4 +1,7 @@
-"""Settings: flag > GRAFT_* variable > YAML file > default, read once at start and frozen."""
+"""Settings: flag > GRAFT_* variable > YAML file > default, read once at start and frozen.
+
+A field may name variables of other programs, such as OTEL_*; they stand in for its default.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class Settings(BaseSettings):
             InvalidArgument: an unknown key, with a suggestion, or a value out of its range.
         """
         values: dict[str, Any] = {}
+        values.update(cls._from_foreign_variables(os.environ))
         values.update(cls._from_file(file))
         values.update(cls._from_environment(os.environ))
         values.update({k: v for k, v in (flags or {}).items() if v is not None})
@@ -70,6 +74,18 @@ class Settings(BaseSettings):
                 if key not in cls.model_fields:
                     raise InvalidArgument(_unknown(key, cls, shown=name), field=name)
                 found[key] = _parsed(cls, key, value)
+        return found
+
+    @classmethod
+    def _from_foreign_variables(cls, environment: Mapping[str, str]) -> dict[str, Any]:
+        """Values of variables that other programs share with us, named by a field's `variables`."""
+        found: dict[str, Any] = {}
+        for key, field in cls.model_fields.items():
+            extra = field.json_schema_extra
+            names = extra.get("variables") if isinstance(extra, dict) else None
+            for name in names if isinstance(names, list) else ():
+                if environment.get(str(name)):
+                    found.setdefault(key, environment[str(name)])
         return found
 
     @classmethod

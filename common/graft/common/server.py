@@ -35,6 +35,8 @@ from graft.common.errors import (
     error_class,
     mapping_of,
 )
+from graft.common.traced_calls import TraceInterceptor
+from graft.common.tracing import OFF, Tracing
 from graft.v1.error_reason_pb2 import ErrorReason
 
 _log = log.get("server")
@@ -51,6 +53,8 @@ class GrpcServer:
         tls: Tls | None = None,
         plaintext_ok: bool = False,
         message_bytes: int = VERIFY_MESSAGE_BYTES,
+        tracing: Tracing = OFF,
+        trace_roots: bool = False,
     ) -> None:
         claim_loop()
         self._tls = tls
@@ -58,8 +62,11 @@ class GrpcServer:
         self._names = [*service_names]
         self.port = 0
         self.health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        interceptors: list[Any] = [ErrorInterceptor()]
+        if tracing.enabled:
+            interceptors.append(TraceInterceptor(tracing, roots=trace_roots))
         self.server = grpc.aio.server(
-            interceptors=[ErrorInterceptor()], options=server_options(message_bytes)
+            interceptors=interceptors, options=server_options(message_bytes)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         reflection.enable_server_reflection(

@@ -41,6 +41,7 @@ from graft.draft.outbox import Outbox
 from graft.draft.pairing import agree_features, tier_in_force
 from graft.draft.proposers.base import ProposerInfo
 from graft.v1.error_reason_pb2 import ErrorReason
+from graft.draft.traced import SessionSpans
 from graft.v1.features_pb2 import FeatureRows, SessionFeatures
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import (
@@ -89,6 +90,7 @@ class Office:
     routes: the roster of every attendance that the engine knows, by its key.
     emptied: set whenever a roster loses its last session.
     """
+    spans: of sessions whose requests are traced.
 
     infos: Mapping[str, ProposerInfo]
     engine: Desk
@@ -97,6 +99,7 @@ class Office:
     routes: dict[int, Roster] = field(default_factory=dict)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
+    spans: SessionSpans = field(default_factory=SessionSpans)
 
 class _Stage(Enum):
     WAITING = "waiting for the stream"
@@ -311,6 +314,7 @@ class Roster:
             for tree in made.trees:
                 outbox.tree(tree)
             return
+        self._office.spans.proposed(session.session_id, made)
         for tree in made.trees:
             withheld = session.credits.take(tree.prefix_length, tree.prefix_digest)
             if withheld is not None:
@@ -382,6 +386,7 @@ class Roster:
 
     def _forget_key(self, session: _Session) -> None:
         if session.key is not None:
+        self._office.spans.end(session_id)
             self._office.engine.post(Closed(session.key))
             del self._by_key[session.key], self._office.routes[session.key]
             session.key = None

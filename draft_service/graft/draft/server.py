@@ -12,6 +12,7 @@ from graft.common import log, metrics
 from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
 from graft.common.errors import Draining, InvalidArgument, Stalled
 from graft.common.server import GrpcServer
+from graft.common.tracing import OFF, Tracing, open_tracing
 from graft.draft.asking import asking
 from graft.draft.engine import Engine, Outcome
 from graft.draft.link import Pairing
@@ -75,6 +76,7 @@ class DraftServer:
         self.metrics = DraftMetrics()
         self._server: GrpcServer | None = None
 
+        self._tracing: Tracing = OFF
     @property
     def num_sessions(self) -> int:
         """Sessions attended now."""
@@ -99,6 +101,8 @@ class DraftServer:
                 loop.call_soon_threadsafe(self._links.deliver, outcomes)
 
         self._engine = Engine(self._proposers, deliver, self.metrics)
+        self._tracing = open_tracing("draft", settings.otlp_endpoint, rounds=settings.trace_rounds)
+        spans = SessionSpans(self._tracing)
         self._links = Links(
             Pairing(
                 hello=self._hello,
@@ -107,7 +111,7 @@ class DraftServer:
                 ),
                 connect_timeout_s=settings.connect_timeout_s,
             ),
-            Office(infos=self._infos, engine=self._engine, metrics=self.metrics),
+            Office(infos=self._infos, engine=self._engine, metrics=self.metrics, spans=spans),
         )
         self._service = DraftService(
             Parts(
@@ -118,6 +122,7 @@ class DraftServer:
                 metrics=self.metrics,
                 max_sessions=settings.max_sessions,
             )
+                spans=spans,
         )
         server = GrpcServer(
             [_SERVICE], tls=tls, plaintext_ok=settings.insecure, message_bytes=DRAFT_MESSAGE_BYTES
@@ -177,3 +182,4 @@ class DraftServer:
         await server.stop(max(0.1, deadline - time.monotonic()))
         if not await asyncio.to_thread(self._engine.stop, _ENGINE_STOP_S):
             _log.warning("proposer did not return", waited_s=_ENGINE_STOP_S)
+        await asyncio.to_thread(self._tracing.close)

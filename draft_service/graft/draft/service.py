@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc.aio
@@ -28,6 +28,7 @@ from graft.draft.link import Link
 from graft.draft.links import Links
 from graft.draft.metrics import DraftMetrics
 from graft.draft.proposers.base import ProposerInfo
+from graft.draft.traced import SessionSpans
 from graft.v1.draft_pb2 import (
     AttendRequest,
     AttendResponse,
@@ -60,6 +61,7 @@ class Parts:
     engine: Engine
     metrics: DraftMetrics
     max_sessions: int
+    spans: SessionSpans = field(default_factory=SessionSpans)
 
 
 class DraftService(DraftServiceServicer):
@@ -232,6 +234,8 @@ class _Attendance:
             return
         self._links[wish.session_id] = link
         link.attend(wish.session_id, wish.ticket, tier, self)
+        if wish.session_id in self._links:
+            self._parts.spans.begin(wish.session_id, wish.traceparent, tier)
 
     def _set_tier(self, wish: SetTier) -> None:
         link = self._links.get(wish.session_id)

@@ -186,6 +186,7 @@ def _message(action: placement.Action) -> draft_pb2.AttendRequest:
                     ticket=wish.ticket,
                     verify_address=wish.verify_address,
                     tier=tier_to_proto(wish.tier),
+                    traceparent=wish.traceparent,
                 )
             )
         case placement.ChangeTier(_, session, tier):

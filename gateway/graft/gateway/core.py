@@ -13,11 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from graft.common import log
-from graft.common.errors import Draining, ModelNotFound, NoReplica, Overloaded
+from graft.common.errors import (
+    Draining,
+    GraftError,
+    ModelNotFound,
+    NoReplica,
+    Overloaded,
+    reason_name,
+)
 from graft.common.model_files import resolve, tokenizer_digest
+from graft.common.tracing import current, failed
 from graft.gateway.answer import Answer
 from graft.gateway.attend import Attendants, DraftReplicas
 from graft.gateway.chat_template import ChatTemplate
+from graft.gateway.dialog import Dialog
 from graft.gateway.generation import Limits, Services, VerifyReplicas
 from graft.gateway.job import ChoiceEvent, Job
 from graft.gateway.metrics import Level, Metrics
@@ -36,6 +45,7 @@ from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationFie
 from graft.gateway.settings import GatewaySettings
 from graft.gateway.streams import Closings
 from graft.gateway.tokenizer import Tokenizer
+from graft.gateway.traced import describe_answer
 from graft.v1 import draft_pb2
 
 _log = log.get("gateway")
@@ -72,7 +82,8 @@ class Gateway:
             bos_token=self.tokenizer.bos_token,
             eos_token=self.tokenizer.eos_token,
         )
-        self.preparer = Preparer(self.tokenizer, template, settings.max_choices)
+        dialog = Dialog.of(template, settings.tool_call_parser, settings.reasoning_parser)
+        self.preparer = Preparer(self.tokenizer, dialog, settings.max_choices)
         self.metrics = Metrics()
         self.closings = Closings()
         self._names = {self.model, files.name, settings.model}
@@ -209,10 +220,17 @@ class Gateway:
             Overloaded, Draining: it is not admitted, and nothing has been started.
             GraftError: it cannot be finished.
         """
-        with self._admitted(answer):
-            async with aclosing(answer.events()) as events:
-                async for event in events:
-                    yield event
+        try:
+            with self._admitted(answer):
+                async with aclosing(answer.events()) as events:
+                    async for event in events:
+                        yield event
+        except GraftError as error:
+            # Of a stream that has begun, nothing else says that it failed.
+            failed(current(), reason_name(error.reason))
+            raise
+        finally:
+            describe_answer(self.model, answer)
 
     @contextmanager
     def _admitted(self, answer: Answer) -> Iterator[None]:

@@ -15,6 +15,7 @@ from graft.common import log
 from graft.common.errors import Draining, GraftError, NoReplica, Stalled
 from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
 from graft.common.tier import Tier
+from graft.common.tracing import current, outgoing_metadata, traceparent
 from graft.gateway import placement
 from graft.gateway.attend import Attendants
 from graft.gateway.metrics import Metrics
@@ -168,6 +169,10 @@ class Generation:
                     replica=replica.address,
                     lost_to=str(loss),
                 )
+                current().add_event(
+                    "session lost its replica",
+                    {"graft.replica": replica.address, "graft.tokens": len(self._committed)},
+                )
                 if fruitless > _MAX_FRUITLESS_LOSSES:
                     raise GraftError(
                         f"the session was lost {fruitless} times without a new token"
@@ -263,7 +268,7 @@ class Generation:
         assert description is not None
         tier = self._plan.tier.within(description.max_nodes, description.max_depth)
         call: Call = verify_pb2_grpc.VerifyServiceStub(replica.channel).Generate(
-            None, timeout=left_s
+            None, timeout=left_s, metadata=outgoing_metadata() or None
         )
         reader = Reader(call, replica, self._limits.progress_s)
         session: int | None = None
@@ -279,7 +284,9 @@ class Generation:
             law = self._hold_to(opened.opened)
             if not tier.off:
                 self._services.attendants.attend(
-                    placement.Wish(session, opened.opened.ticket, replica.address, tier)
+                    placement.Wish(
+                        session, opened.opened.ticket, replica.address, tier, traceparent()
+                    )
                 )
             yield Opened(
                 num_cached=opened.opened.cached_token_count,

@@ -53,12 +53,13 @@ def _weight(key: bytes, address: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A session that wants a drafter."""
+    """A session that wants a drafter. `traceparent` is its request's span, where it is traced."""
 
     session: int
     ticket: bytes
     verify_address: str
     tier: Tier
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

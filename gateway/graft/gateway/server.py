@@ -14,6 +14,7 @@ from graft.common import log
 from graft.common.channel import claim_loop, is_loopback
 from graft.common.errors import InvalidArgument
 from graft.common.server import GrpcServer
+from graft.common.tracing import OFF, Tracing, open_tracing
 from graft.gateway.core import Gateway
 from graft.gateway.rest.app import build
 from graft.gateway.rest.connection import ServerConfig
@@ -45,6 +46,7 @@ class GatewayServer:
         self._serving: asyncio.Task[None] | None = None
         self._health: asyncio.Task[None] | None = None
         self._grpc: GrpcServer | None = None
+        self._tracing: Tracing = OFF
 
     @property
     def gateway(self) -> Gateway:
@@ -62,9 +64,16 @@ class GatewayServer:
         settings = self.settings
         sock = _bound(settings)
         try:
+            self._tracing = open_tracing(
+                "gateway", settings.otlp_endpoint, share=settings.trace_share
+            )
             gateway = self._gateway = Gateway(settings)
             self._grpc = GrpcServer(
-                [SERVICE_NAME], tls=settings.tls(), plaintext_ok=settings.insecure
+                [SERVICE_NAME],
+                tls=settings.tls(),
+                plaintext_ok=settings.insecure,
+                tracing=self._tracing,
+                trace_roots=True,
             )
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server(
                 GatewayRpc(gateway), self._grpc.server
@@ -77,7 +86,7 @@ class GatewayServer:
             await self._abandon()
             raise
         self.port = int(sock.getsockname()[1])
-        self._uvicorn = _Uvicorn(_config(gateway))
+        self._uvicorn = _Uvicorn(_config(gateway, self._tracing))
         self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[sock]))
         while not self._uvicorn.started:
             await asyncio.sleep(0.005)
@@ -105,12 +114,14 @@ class GatewayServer:
             self._uvicorn.should_exit = True
             await asyncio.wait({self._serving})
         await self._gateway.stop()
+        await asyncio.to_thread(self._tracing.close)
 
     async def _abandon(self) -> None:
         if self._grpc is not None:
             await self._grpc.stop(0)
         if self._gateway is not None:
             await self._gateway.stop()
+        await asyncio.to_thread(self._tracing.close)
 
     async def _follow_readiness(self) -> None:
         """Keeps gRPC health in step with readiness."""
@@ -124,11 +135,11 @@ class GatewayServer:
             await self.gateway.verify.changed.wait(_HEALTH_S)
 
 
-def _config(gateway: Gateway) -> ServerConfig:
+def _config(gateway: Gateway, tracing: Tracing) -> ServerConfig:
     settings = gateway.settings
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return ServerConfig(
-        build(gateway),
+        build(gateway, tracing),
         settings.head_timeout_s,
         ws="none",
         lifespan="off",

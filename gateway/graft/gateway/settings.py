@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
 from graft.common.channel import Tls
 from graft.common.config import Settings
 from graft.common.log import LogFormat
+from graft.common.tracing import ENDPOINT_VARIABLES
 from graft.gateway.request import SpeculationField
 
 
@@ -41,6 +42,15 @@ class GatewaySettings(Settings):
     )
     chat_template: str = Field(
         "", description="Text of a Jinja chat template; empty takes the model's own."
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "json"] = Field(
+        "auto",
+        description="How the model writes function calls; auto reads it off the chat template.",
+    )
+    reasoning_parser: Literal["auto", "off", "think", "deepseek_r1"] = Field(
+        "auto",
+        description="How the model marks its reasoning, which goes into reasoning_content; auto "
+        "reads it off the chat template.",
     )
     speculation: str = Field(
         "auto",
@@ -106,6 +116,18 @@ class GatewaySettings(Settings):
     tls_ca: Path | None = Field(None, description="PEM file that checks peers (mTLS).")
     tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
     tls_key: Path | None = Field(None, description="PEM file of our key.")
+    otlp_endpoint: str = Field(
+        "",
+        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
+        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
+        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
+    )
+    trace_share: float = Field(
+        1.0,
+        ge=0.0,
+        le=1.0,
+        description="Of requests that come without a trace, the share that is traced.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: LogFormat = Field("auto", description="auto, json or text.")
     drain_s: float = Field(

@@ -11,6 +11,7 @@ from graft.common.channel import Tls
 from graft.common.errors import Draining
 from graft.common.model_cache import Progress
 from graft.common.server import GrpcServer
+from graft.common.tracing import OFF, Tracing, open_tracing
 from graft.common.tree import TreeLimits
 from graft.kernels.cpu.simulate import Simulation
 from graft.v1 import verify_pb2, verify_pb2_grpc
@@ -58,6 +59,7 @@ class VerifyServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[None] | None = None
         self._close_metrics: Callable[[], None] = _nothing
+        self._tracing: Tracing = OFF
 
     async def start(self) -> int:
         """Binds the port and begins to load; returns the port. NOT_SERVING until ready.
@@ -66,8 +68,14 @@ class VerifyServer:
             InvalidArgument: the port is in use, or plain text was asked for beyond loopback.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
-        self._service = VerifyService(self.metrics)
-        self._grpc = GrpcServer([SERVICE_NAME], tls=_tls(settings), plaintext_ok=settings.insecure)
+        self._tracing = open_tracing("verify", settings.otlp_endpoint, rounds=settings.trace_rounds)
+        self._service = VerifyService(self.metrics, self._tracing)
+        self._grpc = GrpcServer(
+            [SERVICE_NAME],
+            tls=_tls(settings),
+            plaintext_ok=settings.insecure,
+            tracing=self._tracing,
+        )
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._service, self._grpc.server)
         await self._grpc.set_serving(False)
         port = await self._grpc.start(settings.host, settings.port)
@@ -109,6 +117,7 @@ class VerifyServer:
             if not stopped:
                 _log.warning("engine abandoned", reason="its step did not end")
         await asyncio.to_thread(self._close_metrics)
+        await asyncio.to_thread(self._tracing.close)
         _log.info("stopped")
 
     def _load(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[Loaded]) -> None:

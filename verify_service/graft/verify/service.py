@@ -20,6 +20,7 @@ import grpc.aio
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
+from graft.common.tracing import OFF, Tracing
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.verify_pb2 import FinishReason
@@ -38,6 +39,7 @@ from graft.verify.metrics import VerifyMetrics
 from graft.verify.outgoing import Outgoing
 from graft.verify.scheduler import Scheduler
 from graft.verify.session import Session
+from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
 
 _log = log.get("service")
@@ -61,11 +63,12 @@ class Serving:
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     """Answers for one replica; `serve` gives it its engine, `deliver` the engine's events."""
 
-    def __init__(self, metrics: VerifyMetrics) -> None:
+    def __init__(self, metrics: VerifyMetrics, tracing: Tracing = OFF) -> None:
         self.incarnation_id = secrets.randbits(64) or 1
         self.loading = "the model is loading"
         self.num_dropped = 0
         self._metrics = metrics
+        self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._serving: Serving | None = None
         self._stalled = False
@@ -140,6 +143,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._idle.clear()
         serving.engine.submit(lambda scheduler, now: scheduler.open(session, now))
         self._read(self._read_session(request_iterator, session_id, serving.engine, events))
+        span = SessionSpan(self._tracing, session)
         end = "left"
         try:
             for sequence in itertools.count():
@@ -147,6 +151,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                 if isinstance(event, Failed):
                     end = reason_name(event.error.reason)
                     raise event.error
+                if isinstance(event, Committed):
+                    span.committed(event)
                 message = self._session_message(event, session)
                 message.sequence = sequence
                 yield message
@@ -159,6 +165,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                 self._idle.set()
             # Does nothing to a session that has ended.
             serving.engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
+            span.ended(end)
             _log.info(
                 "session ended",
                 session=f"{session_id:016x}",
@@ -184,7 +191,9 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         specs = announced(first.hello)
         stream = next(self._stream_numbers)
         outgoing = self._streams[stream] = Outgoing()
-        _log.info("draft service joined", stream=stream, incarnation=first.hello.incarnation_id)
+        _log.info(
+            "draft service joined", stream=stream, incarnation=f"{first.hello.incarnation_id:016x}"
+        )
         try:
             yield outgoing.welcome(self._describe(serving))
             first.ClearField("hello")

@@ -10,6 +10,7 @@ from pydantic import Field
 from graft.common.config import Settings
 from graft.common.errors import InvalidArgument
 from graft.common.log import LogFormat
+from graft.common.tracing import ENDPOINT_VARIABLES
 from graft.common.tree import HARD_MAX_NODES
 
 
@@ -61,6 +62,18 @@ class VerifySettings(Settings):
     tls_key: Path | None = Field(None, description="PEM file of our key.")
     insecure: bool = Field(False, description="Allow plain text beyond this machine.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 is off.")
+    otlp_endpoint: str = Field(
+        "",
+        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
+        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
+        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
+    )
+    trace_rounds: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="Of a traced session's rounds, the share with a span of their own.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of log lines."
     )

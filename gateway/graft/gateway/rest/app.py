@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from graft.common import log
 from graft.common.errors import GraftError
+from graft.common.tracing import OFF, Tracing
 from graft.gateway.core import Gateway
 from graft.gateway.info import server_version
 from graft.gateway.keys import Keys
@@ -20,13 +21,14 @@ from graft.gateway.rest.errors import HttpError, error_response, http_error_resp
 from graft.gateway.rest.follow import ClientGone
 from graft.gateway.rest.middleware import CLIENT_GONE, Front
 from graft.gateway.rest.page import page_paths, page_router, read_files
+from graft.gateway.rest.traced import Traced
 
 _log = log.get("rest")
 _CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
 
 
-def build(gateway: Gateway) -> ASGIApp:
-    """The application in front of `gateway`."""
+def build(gateway: Gateway, tracing: Tracing = OFF) -> ASGIApp:
+    """The application in front of `gateway`, with a span for each request where tracing is on."""
     app = FastAPI(
         title="Graft",
         version=server_version(),
@@ -46,13 +48,14 @@ def build(gateway: Gateway) -> ASGIApp:
     page = read_files() if settings.ui else {}
     if page:
         app.include_router(page_router(page))
-    return Front(
+    front = Front(
         app,
         Keys(settings.api_keys),
         gateway.metrics,
         settings.max_body_bytes,
         page_paths(page) if page else frozenset(),
     )
+    return Traced(front, tracing) if tracing.enabled else front
 
 
 async def _graft_error(_: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from graft.common.errors import GraftError
 from graft.gateway.keys import Keys
 from graft.gateway.metrics import Metrics
 from graft.gateway.rest.errors import HttpError, error_response, http_error_response
+from graft.gateway.rest.traced import describe_request
 
 _log = log.get("rest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -87,6 +88,7 @@ class Front:
             code = CLIENT_GONE if state["client_gone"] else status
             route = inner.get("route")
             name = getattr(route, "path", "other")
+            describe_request(scope["method"], name, request_id, code)
             self._metrics.request(name, str(code))
             line = _log.debug if path in self._open_paths else _log.info
             line(
