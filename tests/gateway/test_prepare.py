@@ -7,6 +7,7 @@ import pytest
 from graft.common.errors import ContextLengthExceeded, InvalidArgument, UnknownProposer
 from graft.common.tier import OFF, Tier
 from graft.gateway.chat_template import ChatTemplate
+from graft.gateway.dialog import Dialog
 from graft.gateway.prepare import Asked, ChosenTier, Preparer, Target, choose_tier, proposers_of
 from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationField
 from graft.gateway.tokenizer import Tokenizer
@@ -27,7 +28,8 @@ PROPOSERS = [
 @pytest.fixture(scope="module")
 def preparer(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
     tokenizer = Tokenizer(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-    return Preparer(tokenizer, ChatTemplate(tokenizer.chat_template), max_choices=8)
+    dialog = Dialog.of(ChatTemplate(tokenizer.chat_template))
+    return Preparer(tokenizer, dialog, max_choices=8)
 
 
 async def complete(preparer: Preparer, **fields: Any) -> Any:

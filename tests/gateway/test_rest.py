@@ -226,8 +226,11 @@ async def test_unknown_fields_are_named_and_counted(front: Front) -> None:
 
 
 REFUSED: list[tuple[str, str, Any]] = [
-    ("chat", "tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("chat", "tools", [{"type": "web_search", "function": {"name": "f"}}]),
+    ("chat", "tools", [{"type": "function", "function": {"name": "a b"}}]),
+    ("chat", "tools", [{"type": "function", "function": {"name": "f"}}] * 2),
     ("chat", "tool_choice", "required"),
+    ("chat", "tool_choice", "sometimes"),
     ("chat", "response_format", {"type": "json_object"}),
     ("chat", "response_format", {"type": "json_schema", "json_schema": {}}),
     ("chat", "regex", "a+"),

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -23,6 +24,7 @@ DEFAULT_TEMPLATE = (
 
 
 _RESERVED = frozenset({"messages", "add_generation_prompt"})
+_TOOLS = "tools"
 
 
 class ChatTemplate:
@@ -44,23 +46,31 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+        self.source = source
         try:
+            names = meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise InvalidArgument(
                 f"chat template does not compile: {error}", field="chat_template"
             ) from None
+        self.knows_tools = _TOOLS in names
         self._specials = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text that asks the assistant to go on.
+        """The prompt text that asks the assistant to go on. `tools` win over those of `extra`.
 
         Raises:
             InvalidArgument: the template refuses the conversation, or renders too much.
         """
-        names = {**(extra or {}), **self._specials}
+        names = {_TOOLS: None, **(extra or {}), **self._specials}
+        if tools:
+            names[_TOOLS] = list(tools)
         if taken := _RESERVED.intersection(extra or {}):
             raise InvalidArgument(
                 f"chat_template_kwargs may not set {min(taken)}", field="chat_template_kwargs"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graft.common.tier import OFF, Tier
 from graft.gateway.generation import Plan
 from graft.gateway.record import SpeculationRecord
 from graft.gateway.rounds import SeenRound
+from graft.gateway.speech.reader import PLAIN, Speech
 from graft.gateway.text import Emitted, Logprob, Piece, StopStrings
 
 Reason = Literal["stop", "length"]
@@ -17,12 +18,20 @@ Reason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlan:
-    """One choice of a request: `plan` has its own seed already."""
+    """One choice of a request: `plan` has its own seed already.
+
+    marks: special tokens that stay in the text, since the answer is read by them.
+    """
 
     plan: Plan
     stops: StopStrings
     skip_specials: bool = True
     discard: bool = False
+    marks: frozenset[int] = frozenset()
+
+    def hides(self, token: int) -> bool:
+        """True when a special token is to be left out of the text."""
+        return self.skip_specials and token not in self.marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,12 @@ class Job:
     tier: Tier = OFF
     tier_label: str = "off"
     inactive_reason: str = ""
+    speech: Speech = PLAIN
+
+    def spoken(self, speech: Speech, marks: frozenset[int]) -> Job:
+        """The same job, whose answers are read that way, by those special tokens."""
+        choices = tuple(replace(choice, marks=marks) for choice in self.choices)
+        return replace(self, choices=choices, speech=speech)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from graft.common.errors import (
     ContextLengthExceeded,
     InvalidArgument,
     UnknownProposer,
+    Unsupported,
 )
 from graft.common.noise import derive_seed
 from graft.common.sampling import Sampling, StopRule
 from graft.common.tier import OFF, Tier, tier_from_proto
-from graft.gateway.chat_template import ChatTemplate
+from graft.gateway.dialog import Dialog
 from graft.gateway.generation import Plan
 from graft.gateway.job import ChoicePlan, Job
 from graft.gateway.request import (
@@ -29,6 +30,7 @@ from graft.gateway.request import (
     CompletionRequest,
     GenerationFields,
     SpeculationField,
+    for_template,
     token_ids,
 )
 from graft.gateway.text import StopStrings
@@ -129,16 +131,14 @@ class Preparer:
     """Makes jobs for one model."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    dialog: Dialog
     max_choices: int
 
     async def chat_tokens(
         self, messages: Sequence[ChatMessage], extra: dict[str, object] | None = None
     ) -> list[int]:
         """Ids of the prompt that asks for the next message."""
-        rendered = self.template.render(
-            [message.for_template(place) for place, message in enumerate(messages)], extra
-        )
+        rendered = self.dialog.render(for_template(messages), extra=extra)
         return await self._encode(rendered, "messages", specials=False)
 
     async def text_tokens(self, text: str, *, specials: bool = True) -> list[int]:
@@ -153,12 +153,29 @@ class Preparer:
         Raises:
             InvalidArgument, ContextLengthExceeded: the request cannot be honoured.
         """
-        prompt = await self.chat_tokens(request.messages, dict(request.chat_template_kwargs))
+        use = request.function_use()
+        if use.forced:
+            raise Unsupported(
+                "tool_choice cannot force a call on this server, which writes by no grammar; "
+                'expected "auto" or "none"',
+                field="tool_choice",
+            )
+        rendered = self.dialog.render(
+            for_template(request.messages), use, request.chat_template_kwargs
+        )
+        prompt = await self._encode(rendered, "messages", specials=False)
         budget = _first(request.max_completion_tokens, request.max_tokens)
         plan = _Draft(
             want_logprobs=request.logprobs, top_logprobs=request.top_logprobs, field="messages"
         )
-        return self._job(request, [prompt], [budget], plan, target, chosen, asked)
+        job = self._job(request, [prompt], [budget], plan, target, chosen, asked)
+        speech = self.dialog.speech(use, rendered)
+        return job if speech.plain else job.spoken(speech, self._marks)
+
+    @property
+    def _marks(self) -> frozenset[int]:
+        """Special tokens without which an answer cannot be read."""
+        return self.tokenizer.specials_of(self.dialog.marks)
 
     async def complete(
         self, request: CompletionRequest, target: Target, chosen: ChosenTier, asked: Asked

@@ -12,6 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from graft.common.errors import InvalidArgument, Unsupported
+from graft.gateway.functions import (
+    CalledTool,
+    FunctionTool,
+    FunctionUse,
+    ToolChoice,
+    function_use,
+)
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -168,9 +175,12 @@ class ChatMessage(Fields):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
+    tool_calls: list[CalledTool] = Field(default_factory=list, max_length=MAX_N)
+    tool_call_id: str | None = None
 
     def for_template(self, place: int) -> dict[str, Any]:
-        """The message as chat templates expect it: text content, `developer` as `system`.
+        """The message as chat templates expect it: text content, `developer` as `system`, the
+        arguments of calls as objects.
 
         Raises:
             Unsupported: a part is not text.
@@ -187,7 +197,21 @@ class ChatMessage(Fields):
                 texts.append(part.text)
             content = "\n".join(texts)
         role = "system" if self.role == "developer" else self.role
-        return {**(self.model_extra or {}), "role": role, "content": content or ""}
+        message = {**(self.model_extra or {}), "role": role, "content": content or ""}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+def for_template(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+    """A conversation as chat templates expect it.
+
+    Raises:
+        InvalidArgument, Unsupported: a message is not all text.
+    """
+    return [message.for_template(place) for place, message in enumerate(messages)]
 
 
 class ChatRequest(GenerationFields):
@@ -195,8 +219,6 @@ class ChatRequest(GenerationFields):
 
     not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.not_offered,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "audio": (),
@@ -208,8 +230,9 @@ class ChatRequest(GenerationFields):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    tools: JsonValue = None
-    tool_choice: JsonValue = None
+    tools: list[FunctionTool] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     functions: JsonValue = None
     function_call: JsonValue = None
     audio: JsonValue = None
@@ -220,6 +243,15 @@ class ChatRequest(GenerationFields):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise InvalidArgument("top_logprobs needs logprobs", field="top_logprobs")
+        self.function_use()
+
+    def function_use(self) -> FunctionUse:
+        """Which functions may be called, and which must.
+
+        Raises:
+            InvalidArgument, Unsupported: tools and tool_choice do not fit.
+        """
+        return function_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 Tokens = Annotated[list[int], Field(min_length=1)]
@@ -336,4 +368,5 @@ _TAGS = {"str", "int", "float", "bool", "list", "dict"}
 _EXPECTED = {
     "prompt": "expected a text, a list of texts, token ids, or a list of lists of token ids",
     "stop": "expected a string or a list of strings",
+    "tool_choice": "expected none, auto, required, or an object that names a function",
 }

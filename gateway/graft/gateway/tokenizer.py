@@ -7,7 +7,7 @@ fallback), so that a stream of tokens is a stream of bytes and nothing is decode
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ class Tokenizer:
                 found = b"" if piece is None else self._to_bytes(piece)
             self._bytes[token] = found
         return found
+
+    def specials_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Special tokens whose whole text is one of these."""
+        wanted = {text.encode() for text in texts}
+        return frozenset(token for token, text in self._special.items() if text in wanted)
 
     def own_bytes(self, token: int) -> bytes:
         """The bytes of a token by itself, specials written out; for logprob entries."""

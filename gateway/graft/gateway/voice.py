@@ -79,9 +79,9 @@ class Voice:
     """Text, counts and speculation record of one choice."""
 
     def __init__(self, choice: ChoicePlan, tokenizer: Tokenizer, counts: Counts) -> None:
-        skip = choice.skip_specials
         self.text = TextStream(
-            lambda token: tokenizer.token_bytes(token, skip_specials=skip), choice.stops
+            lambda token: tokenizer.token_bytes(token, skip_specials=choice.hides(token)),
+            choice.stops,
         )
         self.record = SpeculationRecord(tier=choice.plan.tier)
         self.opened = False

@@ -23,9 +23,11 @@ from graft.gateway.rest.context import (
     gateway_of,
     ignored_header,
 )
+from graft.gateway.rest.message import Deltas, finish_reason, message_body
 from graft.gateway.rest.sse import begin
 from graft.gateway.rest.trace import rounds_body
 from graft.gateway.rounds import SeenRound
+from graft.gateway.speech.reader import read_message
 
 router = APIRouter(tags=["chat"])
 
@@ -62,6 +64,7 @@ class _ChatChunks:
         options = body.stream_options
         self._usage = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
+        self._deltas = [Deltas(answer.job.speech) for _ in answer.job.choices]
 
     def frame(self, kind: str) -> dict[str, Any]:
         """What every object of the completion carries."""
@@ -74,11 +77,12 @@ class _ChatChunks:
 
     def whole(self, index: int, choice: Collected) -> dict[str, Any]:
         """A choice of the body that is not streamed."""
+        message = read_message(choice.text, self._answer.job.speech)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message_body(message),
             "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": choice.reason,
+            "finish_reason": finish_reason(choice.reason, len(message.calls)),
             "stop_reason": choice.stop,
             **self._tokens(choice.tokens),
             **self._rounds(choice.rounds),
@@ -92,19 +96,23 @@ class _ChatChunks:
         """A piece of text; a piece without text is sent only for what its tokens carry."""
         tokens = event.piece.tokens
         carries = bool(tokens) and (self._body.logprobs or self._body.return_token_ids)
-        if not event.piece.text and not carries and not event.rounds:
+        delta = self._deltas[event.index].of(event.piece.text, tokens)
+        if not delta and not carries and not event.rounds:
             return []
-        chunk = self._chunk(event.index, {"content": event.piece.text})
+        chunk = self._chunk(event.index, delta)
         chunk["choices"][0].update(
             logprobs=self._logprobs(tokens), **self._tokens(tokens), **self._rounds(event.rounds)
         )
         return [chunk]
 
     def finished(self, event: Finished) -> list[dict[str, Any]]:
-        """The one chunk of a choice with a finish_reason."""
+        """What was held back, then the one chunk of a choice with a finish_reason."""
+        deltas = self._deltas[event.index]
+        rest = deltas.rest()
         chunk = self._chunk(event.index, {})
-        chunk["choices"][0].update(finish_reason=event.reason, stop_reason=event.stop)
-        return [chunk]
+        reason = finish_reason(event.reason, deltas.num_calls)
+        chunk["choices"][0].update(finish_reason=reason, stop_reason=event.stop)
+        return [*([self._chunk(event.index, rest)] if rest else []), chunk]
 
     def last(self) -> list[dict[str, Any]]:
         """Usage and metrics, where asked for."""
