@@ -230,6 +230,12 @@ class Ops(Protocol):
         Rule: design section 6; reference implementation graft.kernels.reference.choose.
         """
 
+    def choose_head(self, hidden: Tensor, head: Linear, rows: ChoiceRows) -> Tensor:
+        """hidden: [rows, in] -> [rows], int32: `choose` of `linear(hidden, head)`, bit for bit.
+
+        For callers that want nothing else of the logits, which then need not be written.
+        """
+
     def accept(self, trees: TreeRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """chosen: [rows] -> (accept_token_num [trees], accept_index [trees, width]), int32.
 

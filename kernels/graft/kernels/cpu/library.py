@@ -98,6 +98,7 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     ),
     "graft_layers": (None, (_P, _P, _P, _I, _P, _P)),
     "graft_choose": (None, (_P, _P, _P)),
+    "graft_head_choose": (None, (_P, _P, _P, _P, _P)),
     "graft_target_probs": (None, (_P, _P, _P)),
     "graft_noise": (None, (_I, _I, _I, _P)),
     "graft_accept": (None, (_I, _P, _P, _P, _P, _P, _I, _P, _P)),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graft.kernels.cpu.accept import accept
 from graft.kernels.cpu.choose import Native, choose
+from graft.kernels.cpu.choose_head import choose_head, filtered
 from graft.kernels.cpu.library import Workers
 from graft.kernels.cpu.native_linear import Kind, NativeLinear, Packer
 from graft.kernels.cpu.native_stack import NativeStack
@@ -173,6 +174,13 @@ class NativeOps:
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32."""
         return choose(logits, rows, self._native)
+
+    def choose_head(self, hidden: Tensor, head: Linear, rows: ChoiceRows) -> Tensor:
+        """hidden: [rows, in] -> [rows], int32; in one pass where no row has a filter or a mask."""
+        assert isinstance(head, NativeLinear)
+        if filtered(rows, head.out_features):
+            return self.choose(self.linear(hidden, head), rows)
+        return choose_head(self._native, floats(hidden), head, rows)
 
     def accept(self, trees: TreeRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """chosen: [rows] -> (accept_token_num [trees], accept_index [trees, width]), int32."""

@@ -141,6 +141,10 @@ class TorchOps:
         """logits: [rows, vocab] -> [rows], int32."""
         return choose(logits, rows)
 
+    def choose_head(self, hidden: Tensor, head: Linear, rows: ChoiceRows) -> Tensor:
+        """hidden: [rows, in] -> [rows], int32; by way of the logits."""
+        return self.choose(self.linear(hidden, head), rows)
+
     def accept(self, trees: TreeRows, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """chosen: [rows] -> (accept_token_num [trees], accept_index [trees, width]), int32."""
         return accept(trees, chosen)

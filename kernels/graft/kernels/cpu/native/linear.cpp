@@ -182,6 +182,22 @@ void linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t 
     });
 }
 
+void linear_groups(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
+                   const GroupSink& sink) {
+    if (layer.kind != Weights::f32) return quant_groups(pool, layer, x, rows, sink);
+    const Blocks blocks = turn_rows(x, rows, layer.in);
+    parallel_for(pool, int(layer.groups()), [&](int group) {
+        float* tile = scratch(Scratch::partials, std::size_t(rows * kGroupOutputs));
+        for (std::int64_t half = 0; half < 2; ++half) {
+            const std::int64_t panel = 2 * std::int64_t(group) + half;
+            if (panel < layer.panels()) {
+                run_panel(layer, blocks, panel, tile + half * kPanel, kGroupOutputs);
+            }
+        }
+        sink.take(sink.context, group, tile);
+    });
+}
+
 }  // namespace graft
 
 // source: [rows, in] contiguous; its rows become outputs first..first + rows - 1 of `weights`.

@@ -160,50 +160,84 @@ RunJob pick(Weights kind, int rows) {
                                  : pick<Weights::q4_1>(rows, sizes);
 }
 
+// The rows cut as equally as can be, each cut rounded to blocks of bytes.
+struct Quants {
+    const PackedLinear* layer;
+    std::int64_t rows, cuts;
+    const std::int8_t* values;
+
+    std::int64_t blocks() const { return layer->in / kQuantBlock; }
+    std::int64_t first(std::int64_t cut) const { return rows * cut / cuts; }
+    int size(std::int64_t cut) const { return int(first(cut + 1) - first(cut)); }
+    std::int64_t start(std::int64_t cut) const { return first(cut) * x_block_bytes(1) * blocks(); }
+};
+
+Quants round_rows(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows) {
+    Quants quants{&layer, rows, (rows + kMaxRows - 1) / kMaxRows, nullptr};
+    const std::int64_t blocks = quants.blocks();
+    auto* values = reinterpret_cast<std::int8_t*>(
+        scratch(Scratch::quants, std::size_t(x_block_bytes(rows) * blocks / 4)));
+    parallel_for(rows < 4 ? nullptr : pool, int(rows), [&](int row) {
+        std::int64_t cut = std::int64_t(row) * quants.cuts / rows;
+        while (quants.first(cut + 1) <= row) ++cut;
+        const int size = quants.size(cut);
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            quantize_block(x + row * layer.in + b * kQuantBlock, layer.kind,
+                           int(row - quants.first(cut)), size,
+                           values + quants.start(cut) + b * x_block_bytes(size));
+        }
+    });
+    quants.values = values;
+    return quants;
+}
+
+// y: [rows, stride y_stride], the panel's 32 outputs.
+void run_panel(const Quants& quants, std::int64_t panel, float* y, std::int64_t y_stride) {
+    const PackedLinear& layer = *quants.layer;
+    const std::int64_t block_bytes = panel_block_bytes(layer.kind);
+    const std::int64_t panel_bytes = block_bytes * quants.blocks();
+    for (std::int64_t cut = 0; cut < quants.cuts; ++cut) {
+        Job job;
+        job.panel = static_cast<const std::uint8_t*>(layer.weights) + panel * panel_bytes;
+        job.x = quants.values + quants.start(cut);
+        job.blocks = quants.blocks();
+        job.bias = layer.bias ? layer.bias + panel * kPanel : nullptr;
+        job.y = y + quants.first(cut) * y_stride;
+        job.y_stride = y_stride;
+        job.ahead = reinterpret_cast<const char*>(job.panel + panel_bytes) +
+                    panel_bytes * cut / quants.cuts / 64 * 64;
+        job.ahead_bytes = block_bytes / quants.cuts / 64 * 64;
+        pick(layer.kind, quants.size(cut))(job);
+    }
+}
+
 }  // namespace
 
 void quant_linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
                   float* y) {
-    const std::int64_t blocks = layer.in / kQuantBlock, cuts = (rows + kMaxRows - 1) / kMaxRows;
-    const auto first = [&](std::int64_t cut) { return rows * cut / cuts; };
-    auto* quants = reinterpret_cast<std::int8_t*>(
-        scratch(Scratch::quants, std::size_t(x_block_bytes(rows) * blocks / 4)));
-    const std::int64_t x_bytes = x_block_bytes(1) * blocks;  // of one row
-    parallel_for(rows < 4 ? nullptr : pool, int(rows), [&](int row) {
-        std::int64_t cut = std::int64_t(row) * cuts / rows;
-        while (first(cut + 1) <= row) ++cut;
-        const auto size = int(first(cut + 1) - first(cut));
-        for (std::int64_t b = 0; b < blocks; ++b) {
-            quantize_block(x + row * layer.in + b * kQuantBlock, layer.kind,
-                           int(row - first(cut)), size,
-                           quants + first(cut) * x_bytes + b * x_block_bytes(size));
-        }
-    });
-    const std::int64_t panel_bytes = panel_block_bytes(layer.kind) * blocks;
-    const auto* weights = static_cast<const std::uint8_t*>(layer.weights);
+    const Quants quants = round_rows(pool, layer, x, rows);
     parallel_for(pool, int(layer.panels()), [&](int panel) {
         float* out = y + std::int64_t(panel) * kPanel;
         const std::int64_t width = std::min<std::int64_t>(kPanel, layer.out - panel * kPanel);
-        float* tile =
-            width == kPanel ? out : scratch(Scratch::partials, std::size_t(rows * kPanel));
-        const std::int64_t stride = width == kPanel ? layer.out : kPanel;
-        for (std::int64_t cut = 0; cut < cuts; ++cut) {
-            Job job;
-            job.panel = weights + panel * panel_bytes;
-            job.x = quants + first(cut) * x_bytes;
-            job.blocks = blocks;
-            job.bias = layer.bias ? layer.bias + panel * kPanel : nullptr;
-            job.y = tile + first(cut) * stride;
-            job.y_stride = stride;
-            job.ahead = reinterpret_cast<const char*>(job.panel + panel_bytes) +
-                        panel_bytes * cut / cuts / 64 * 64;
-            job.ahead_bytes = panel_block_bytes(layer.kind) / cuts / 64 * 64;
-            pick(layer.kind, int(first(cut + 1) - first(cut)))(job);
-        }
-        if (tile == out) return;
+        if (width == kPanel) return run_panel(quants, panel, out, layer.out);
+        float* tile = scratch(Scratch::partials, std::size_t(rows * kPanel));
+        run_panel(quants, panel, tile, kPanel);
         for (std::int64_t r = 0; r < rows; ++r) {
             std::memcpy(out + r * layer.out, tile + r * kPanel, std::size_t(width) * sizeof(float));
         }
+    });
+}
+
+void quant_groups(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
+                  const GroupSink& sink) {
+    const Quants quants = round_rows(pool, layer, x, rows);
+    parallel_for(pool, int(layer.groups()), [&](int group) {
+        float* tile = scratch(Scratch::partials, std::size_t(rows * kGroupOutputs));
+        for (std::int64_t half = 0; half < 2; ++half) {
+            const std::int64_t panel = 2 * std::int64_t(group) + half;
+            if (panel < layer.panels()) run_panel(quants, panel, tile + half * kPanel, kGroupOutputs);
+        }
+        sink.take(sink.context, group, tile);
     });
 }
 

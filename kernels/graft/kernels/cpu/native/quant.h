@@ -21,6 +21,10 @@ constexpr std::int64_t panel_block_bytes(Weights kind) {
 void quant_linear(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
                   float* y);
 
+// As linear_groups().
+void quant_groups(Pool* pool, const PackedLinear& layer, const float* x, std::int64_t rows,
+                  const GroupSink& sink);
+
 // One output's weights as floats: out [in].
 void quant_row(const PackedLinear& layer, std::int64_t output, float* out);
 
