@@ -85,7 +85,7 @@ async def test_the_tier_is_cut_to_what_verify_allows_and_no_tree_exceeds_it() ->
         await rounds.next("joins")
         rounds.prefix(5, [*range(20, 60), *range(20, 30)])
         tier = (await it.gateway.next("attended")).tier
-        assert (tier.num_steps, tier.num_draft_tokens, tier.lookahead) == (8, 16, 0)
+        assert (tier.num_steps, tier.num_draft_tokens, tier.lookahead) == (8, 16, 1)
         assert read(await rounds.next("trees"), 29).max_depth == 8
 
 

@@ -14,8 +14,8 @@ from graft.common.tier import Tier
 from graft.draft.checkpoints.check import fit, switches
 from graft.draft.loading import MODEL_PROPOSERS
 from graft.draft.proposers.base import Proposer
+from graft.draft.proposers.branching import BranchingProposer
 from graft.draft.proposers.dflash import DflashProposer
-from graft.draft.proposers.model import ModelProposer
 from graft.draft.proposers.multi_layer import MultiLayerProposer
 from graft.draft.proposers.uno import UnoProposer
 from graft.draft.server import make_proposers
@@ -53,9 +53,9 @@ TIERS: dict[str, tuple[str, str, Mapping[str, Any], type, Tier]] = {
     "dflash of 4": (
         "dflash", "dflash", {"dflash_block_size": 4}, DflashProposer, Tier("dflash", 3, 1, 4),
     ),
-    "mtp": ("mtp", "mtp", {}, ModelProposer, Tier("mtp", 5, 4, 8)),
+    "mtp": ("mtp", "mtp", {}, BranchingProposer, Tier("mtp", 5, 4, 8)),
     "mtp in chains": (
-        "mtp", "mtp", {"num_steps": 2, "eagle_topk": 1}, ModelProposer, Tier("mtp", 2, 1, 3),
+        "mtp", "mtp", {"num_steps": 2, "eagle_topk": 1}, BranchingProposer, Tier("mtp", 2, 1, 3),
     ),
     "multi-layer": ("mtp", "steps", MULTI, MultiLayerProposer, Tier("mtp", 3, 1, 4)),
     "two layers": (
@@ -82,7 +82,7 @@ def test_settings_become_a_proposer_and_its_tier(
     assert (proposer.name, info.default_tier) == (name, tier)
     assert info.tokenizer_digest and info.vocab_size == 320
     assert (info.needs is None) == (name == "uno")
-    if kind is not ModelProposer:
+    if kind is not BranchingProposer:
         assert (info.max_depth, info.max_nodes) == (tier.num_steps, tier.num_draft_tokens)
 
 

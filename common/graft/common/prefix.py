@@ -75,6 +75,15 @@ class Prefix:
             state = (state * _BASE + token + 1) & _MASK
         return _digest(state, self._length + len(tokens))
 
+    def fork(self, tokens: Sequence[int]) -> Prefix:
+        """What this prefix would be with `tokens` committed; this one stays as it is."""
+        other = Prefix()
+        other._tokens = np.empty(self._length + len(tokens) + 64, np.int32)
+        other._tokens[: self._length] = self._tokens[: self._length]
+        other._length, other._state = self._length, self._state
+        other.extend(tokens)
+        return other
+
     def extend(self, tokens: Sequence[int] | IntArray) -> None:
         """Commits tokens."""
         added = np.asarray(tokens, np.int32)

@@ -20,7 +20,7 @@ from graft.draft.features import FeatureChunk
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
 from graft.draft.prepare import Preparer
-from graft.draft.proposers.base import Proposal, Proposer, Sampled, Seat, Wire
+from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
 from graft.draft.sendable import messages
 from graft.v1.tree_pb2 import CandidateTree
 
@@ -262,6 +262,8 @@ class Engine:
                 ):
                     self._ready[known.key] = known
             case Retiered():
+                if event.tier != known.tier:
+                    self._preparer.forget(known.key)
                 if known.tier.off and not event.tier.off:
                     self._ready[known.key] = known
                 known.tier = event.tier
@@ -392,4 +394,3 @@ class Engine:
             tree = proposal if isinstance(proposal, Tree) and trees else None
             self._preparer.answered(session.key, name, session.seat, tree, session.max_trees)
         return Proposed(session.key, name, length, digest, trees, verbatim, elapsed_s)
-

@@ -85,6 +85,7 @@ class Growth:
         self.stems = stems
         self.shape = shape
         self.run: list[RunLevel] = []
+        self.states: list[Tensor] = []
         self.drawn = stems[0].sampling.needs_draft_probs
         assert not self.drawn or shape.topk == 1, "drawn tokens make chains"
         self._token_ids = token_ids
@@ -195,6 +196,11 @@ class Growth:
                 levels = self._distributions[: tree.num_nodes - 1]
                 trees[line] = Sampled(tree, tuple(level[line] for level in levels))
         return trees
+
+    def state(self, line: int, node: int) -> Tensor:
+        """[hidden]: what the network made of a run node of tree `line`, numbered as it was run."""
+        step, beam = divmod(node, self.shape.topk)
+        return self.states[step][line * self.shape.topk + beam]
 
     def followed(self, line: int, tokens: Sequence[int]) -> list[int]:
         """Run nodes of tree `line` on the path `tokens`, numbered as they were run.

@@ -6,6 +6,8 @@ first, scratch for the nodes of a tree right behind them; the next catch-up writ
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +72,7 @@ class DraftKv:
         self._max_pages = max(1, max_tokens // PAGE_TOKENS)
         self._shape = shape
         self._free: list[int] = []
+        self._more_holders: Counter[int] = Counter()
         self.num_pages = 0
         self.cache = KvCache(self._empty(0), self._empty(0), PAGE_TOKENS)
 
@@ -96,17 +99,49 @@ class DraftKv:
         lane.pages += [self._free.pop() for _ in range(wanted)]
 
     def release(self, lane: Lane) -> None:
-        """Takes all pages of a lane back."""
-        self._free += reversed(lane.pages)
+        """Takes all pages of a lane back; those of its forks stay with them."""
+        self._take_back(reversed(lane.pages))
         lane.pages.clear()
         lane.length = lane.base
 
     def forget(self, lane: Lane, before: int) -> None:
         """Takes whole pages of positions before `before` back; the lane then begins later."""
         count = max(0, min(before, lane.length) - lane.base) // PAGE_TOKENS
-        self._free += lane.pages[:count]
+        self._take_back(lane.pages[:count])
         del lane.pages[:count]
         lane.base += count * PAGE_TOKENS
+
+    def fork(self, lane: Lane, stop: int) -> Lane:
+        """A lane of its own with the same keys and values before `stop`, scratch included.
+
+        Full pages are shared, as nobody writes to them; the others are copied.
+
+        Raises:
+            OutOfPages: there are not enough for the copies.
+        """
+        num_shared = lane.num_cached // PAGE_TOKENS
+        other = Lane(lane.base, lane.length, lane.pages[:num_shared])
+        self._more_holders.update(other.pages)
+        try:
+            self.reserve(other, stop)
+        except OutOfPages:
+            self.release(other)
+            raise
+        first = lane.base + num_shared * PAGE_TOKENS
+        if stop > first:
+            source = torch.from_numpy(lane.slots(first, stop)).long()
+            target = torch.from_numpy(other.slots(first, stop)).long()
+            for held in (self.cache.keys, self.cache.values):
+                held[:, target] = held[:, source]
+        return other
+
+    def _take_back(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if self._more_holders[page]:
+                self._more_holders[page] -= 1
+            else:
+                del self._more_holders[page]
+                self._free.append(page)
 
     def _grow(self, missing: int) -> None:
         wanted = max(self.num_pages + missing, 2 * self.num_pages, _FIRST_PAGES)

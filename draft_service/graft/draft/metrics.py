@@ -28,6 +28,15 @@ class DraftMetrics:
         self.accepted = self._counter("accepted_tokens", "Drafted tokens verify accepted.")
         self.feature_bytes = self._counter("feature_bytes", "Bytes of hidden states that came.")
         self.feature_rows = self._counter("feature_rows", "Rows of hidden states that came.")
+        self.lookahead_outcomes = self._counter(
+            "lookahead_commits", "Commits of sessions with look-ahead: hit or miss.", "outcome"
+        )
+        self.lookahead_trees = self._counter(
+            "lookahead_trees", "Trees pushed ahead, and those in vain.", "outcome"
+        )
+        self.lookahead_nodes = self._counter(
+            "lookahead_nodes", "Drafted nodes pushed ahead, and those in vain.", "outcome"
+        )
         self.session_refusals = self._counter("session_refusals", "Sessions refused.", "reason")
         self.failures = self._counter("proposer_failures", "Exceptions in a proposer.", "proposer")
         self.rejoins = self._counter("rejoins", "Sessions joined anew after a broken chain.")

@@ -34,6 +34,7 @@ class Mirror:
     room: tokens the session may still commit; a tree deeper than room - 1 is wasted.
     cache_salt: sessions with different salts share no cache.
     features: the target's hidden states, for proposers that need them; None has none.
+    prediction: what the client expects the output to be; empty when it said nothing.
     """
 
     session_id: int
@@ -44,6 +45,7 @@ class Mirror:
     room: int
     cache_salt: str = ""
     features: FeatureStore | None = None
+    prediction: tuple[int, ...] = ()
     num_commits: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +83,23 @@ class Mirror:
                 self.features.take(chunk)
             except GraftError as error:
                 raise ChainBroken(str(error)) from error
+
+    def ahead(self, tokens: Sequence[int]) -> Mirror:
+        """The session as it would be with `tokens` committed; this one stays as it is.
+
+        It has the features of this one, so none of the added tokens.
+        """
+        return Mirror(
+            session_id=self.session_id,
+            prefix=self.prefix.fork(tokens),
+            prompt_length=self.prompt_length,
+            sampling=self.sampling,
+            limits=self.limits,
+            room=max(0, self.room - len(tokens)),
+            cache_salt=self.cache_salt,
+            features=self.features,
+            prediction=self.prediction,
+        )
 
     def commit(self, tokens: Sequence[int], prefix_length: int, prefix_digest: int) -> None:
         """Extends the prefix, in place, after checking that the commit chains to it.

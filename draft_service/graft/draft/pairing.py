@@ -110,12 +110,14 @@ def agree_features(need: FeatureNeed, welcome: VerifyServiceDescribeResponse) ->
     return FeatureTerms(spec, spec.width(welcome.hidden_size, fused_width), need.window_tokens)
 
 
-def tier_in_force(tier: Tier, info: ProposerInfo, limits: TreeLimits) -> Tier:
+def tier_in_force(tier: Tier, info: ProposerInfo, limits: TreeLimits, max_trees: int = 1) -> Tier:
     """The tier cut to what proposer and verify can do.
 
-    Look-ahead is 0: every tree grows from a prefix that verify has committed.
+    Look-ahead takes no more than verify holds beside the tree of the committed prefix, and nothing
+    where the proposer cannot work from likely prefixes.
     """
     agreed = tier.within(
         min(limits.max_nodes, info.max_nodes), min(limits.max_depth, info.max_depth)
     )
-    return replace(agreed, lookahead=0)
+    room = max(0, max_trees - 1) if info.foresees else 0
+    return replace(agreed, lookahead=min(agreed.lookahead, room))

@@ -32,6 +32,7 @@ from graft.draft.engine import (
     Opened,
     Outcome,
     Proposed,
+    Refused,
     Retiered,
 )
 from graft.draft.features import FeatureChunk, FeatureStore, FeatureTerms
@@ -40,8 +41,8 @@ from graft.draft.mirror import Mirror
 from graft.draft.outbox import Outbox
 from graft.draft.pairing import agree_features, tier_in_force
 from graft.draft.proposers.base import ProposerInfo
-from graft.v1.error_reason_pb2 import ErrorReason
 from graft.draft.traced import SessionSpans
+from graft.v1.error_reason_pb2 import ErrorReason
 from graft.v1.features_pb2 import FeatureRows, SessionFeatures
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import (
@@ -89,8 +90,8 @@ class Office:
     keys: names for attendances, never used twice.
     routes: the roster of every attendance that the engine knows, by its key.
     emptied: set whenever a roster loses its last session.
-    """
     spans: of sessions whose requests are traced.
+    """
 
     infos: Mapping[str, ProposerInfo]
     engine: Desk
@@ -98,8 +99,8 @@ class Office:
     keys: itertools.count[int] = field(default_factory=itertools.count)
     routes: dict[int, Roster] = field(default_factory=dict)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
-
     spans: SessionSpans = field(default_factory=SessionSpans)
+
 
 class _Stage(Enum):
     WAITING = "waiting for the stream"
@@ -268,7 +269,7 @@ class Roster:
         self._by_key[key] = session
         self._office.routes[key] = self
         early, session.early = tuple(session.early), []
-        self._office.engine.post(Opened(key, mirror, tier, early))
+        self._office.engine.post(Opened(key, mirror, tier, early, self._welcome.max_trees))
         if not session.announced:
             session.announced = True
             session.listener.attended(session.session_id, tier)
@@ -287,6 +288,7 @@ class Roster:
                 told.prefix_length,
                 told.prefix_digest,
                 self._chunk(told.features) if told.HasField("features") else None,
+                told.node_count,
             )
         )
 
@@ -295,6 +297,8 @@ class Roster:
         session = self._sessions.get(told.session_id)
         if session is not None:
             session.credits.refused(told.prefix_length)
+            if session.key is not None:
+                self._office.engine.post(Refused(session.key, told.prefix_length))
 
     def _closed(self, told: SessionClosed) -> None:
         session = self._sessions.get(told.session_id)
@@ -310,11 +314,11 @@ class Roster:
 
     def _push(self, session: _Session, outbox: Outbox, made: Proposed) -> None:
         metrics = self._office.metrics
+        self._office.spans.proposed(session.session_id, made)
         if made.verbatim:
             for tree in made.trees:
                 outbox.tree(tree)
             return
-        self._office.spans.proposed(session.session_id, made)
         for tree in made.trees:
             withheld = session.credits.take(tree.prefix_length, tree.prefix_digest)
             if withheld is not None:
@@ -326,7 +330,10 @@ class Roster:
                 len(tree.tokens) // token_width(self._limits.vocab_size)
             )
             metrics.tree_bytes.labels(made.proposer).inc(tree.ByteSize())
-        if not made.trees:
+        if made.ahead and not made.trees:
+            if session.credits.take(made.prefix_length, made.prefix_digest) is None:
+                outbox.empty(session.session_id, made.prefix_length, made.prefix_digest)
+        elif not made.trees:
             if (made.prefix_length, made.prefix_digest) == session.credits.prefix:
                 outbox.empty(session.session_id, made.prefix_length, made.prefix_digest)
                 metrics.empties.labels(made.proposer).inc()
@@ -364,7 +371,8 @@ class Roster:
         self._join(session, outbox)
 
     def _in_force(self, tier: Tier) -> Tier:
-        return tier_in_force(tier, self._office.infos[tier.proposer], self._limits)
+        info = self._office.infos[tier.proposer]
+        return tier_in_force(tier, info, self._limits, self._welcome.max_trees)
 
     def _refuse(
         self, session: _Session, reason: ErrorReason.ValueType, detail: str, *, leave: bool
@@ -378,6 +386,7 @@ class Roster:
         if session is None:
             return
         self._forget_key(session)
+        self._office.spans.end(session_id)
         if leave and self._outbox is not None:
             self._outbox.leave(session_id)
         self._office.metrics.sessions.dec()
@@ -386,7 +395,6 @@ class Roster:
 
     def _forget_key(self, session: _Session) -> None:
         if session.key is not None:
-        self._office.spans.end(session_id)
             self._office.engine.post(Closed(session.key))
             del self._by_key[session.key], self._office.routes[session.key]
             session.key = None

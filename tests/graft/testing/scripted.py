@@ -16,8 +16,9 @@ from graft.common.prefix import Prefix
 from graft.common.tier import Tier
 from graft.common.tree import Tree, from_parents
 from graft.draft.candidate import candidate
+from graft.draft.foresee import tier_of_branch, widened
 from graft.draft.mirror import Mirror
-from graft.draft.proposers.base import Proposal, ProposerInfo, Seat, Wire, chain
+from graft.draft.proposers.base import Foreseen, Proposal, ProposerInfo, Seat, Wire, chain
 from graft.v1.tree_pb2 import CandidateTree
 
 Baseline = Callable[[Sequence[int]], Sequence[int]]
@@ -45,6 +46,7 @@ class Scripted:
             detail="scripted, for tests",
             vocab_size=vocab_size,
             tokenizer_digest=tokenizer_digest,
+            foresees=True,
         )
 
     def describe(self) -> ProposerInfo:
@@ -65,8 +67,28 @@ class Scripted:
         """Nothing to keep."""
 
     def close(self, seat: Seat) -> None:
-        """Forgets the session."""
-        self.mirrors.pop(seat.mirror.session_id, None)
+        """Forgets the session; branches end without a trace."""
+        if self.mirrors.get(seat.mirror.session_id) is seat.mirror:
+            del self.mirrors[seat.mirror.session_id]
+
+    def follow(self, seat: Seat) -> None:
+        """Nothing to catch up with."""
+
+    def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
+        """A seat whose prefix goes on with `tokens`."""
+        mirror = seat.mirror.ahead(tokens)
+        return Seat(mirror, tier_of_branch(seat.tier, mirror))
+
+    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
+        """The function's answers, for each branch and for one of a wider tier."""
+        return [
+            Foreseen(self._seen(seat, seat.tier), self._seen(seat, widened(seat.tier)))
+            for seat in branches
+        ]
+
+    def _seen(self, seat: Seat, tier: Tier) -> Tree | None:
+        guess = self.guess(Seat(seat.mirror, tier))
+        return guess if isinstance(guess, Tree) else None
 
 
 def replay(runs: Sequence[Sequence[int]]) -> Baseline:

@@ -26,8 +26,9 @@ from graft.draft.nets.base import DraftNet
 from graft.draft.nets.decoder import DecoderNet
 from graft.draft.nets.uno import UnoNet
 from graft.draft.proposers.base import Proposer
+from graft.draft.proposers.branching import BranchingProposer
 from graft.draft.proposers.dflash import DflashProposer
-from graft.draft.proposers.model import ModelOptions, ModelProposer
+from graft.draft.proposers.model import ModelOptions
 from graft.draft.proposers.multi_layer import MultiLayerProposer
 from graft.draft.proposers.standalone import StandaloneProposer
 from graft.draft.proposers.uno import NoiseTokens, UnoProposer, uno_shape
@@ -112,13 +113,13 @@ class Workshop:
             net = load_eagle3(checkpoint, self.target, self.ops)
         else:
             net = load_eagle(checkpoint, self.target, self.ops, self._token_map())
-        return ModelProposer(checkpoint.kind.value, net, self.ops, self._options_of(checkpoint))
+        return BranchingProposer(checkpoint.kind.value, net, self.ops, self._options_of(checkpoint))
 
     def _mtp(self, checkpoint: Checkpoint) -> Proposer:
         name, settings = checkpoint.kind.value, self._settings
         if not settings.enable_multi_layer_eagle:
             net = load_mtp(checkpoint, self.target, self.ops)
-            return ModelProposer(name, net, self.ops, self._options_of(checkpoint))
+            return BranchingProposer(name, net, self.ops, self._options_of(checkpoint))
         if settings.eagle_topk not in (None, 1):
             raise InvalidArgument(
                 f"eagle_topk {settings.eagle_topk} does not go with enable_multi_layer_eagle,"

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from graft.common.draft_probs import Distribution
 from graft.common.tier import Tier
@@ -49,6 +49,7 @@ class ProposerInfo:
         is then called only for seats whose `mirror.features` hold the row of every committed token
         but the root, from their `start` on: after a commit of n tokens those of n positions more,
         the former root's first.
+    foresees: it is a `Foreseer`, so a tier's look-ahead is honoured.
     """
 
     default_tier: Tier
@@ -58,6 +59,7 @@ class ProposerInfo:
     vocab_size: int = 0
     tokenizer_digest: str = ""
     needs: FeatureNeed | None = None
+    foresees: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +129,39 @@ class Proposer(Protocol):
 
     def close(self, seat: Seat) -> None:
         """Told when the session is over, or before its state is opened anew."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Foreseen:
+    """What a proposer sees from a prefix.
+
+    tree: the proposal, within the seat's tier; None for nothing.
+    wide: the same guesses, one level deeper and with more alternatives, from which likely outcomes
+        of a round over `tree` are read; None sees nothing.
+    """
+
+    tree: Tree | None
+    wide: Tree | None
+
+
+@runtime_checkable
+class Foreseer(Proposer, Protocol):
+    """A proposer that can work from prefixes that are not committed yet, for look-ahead."""
+
+    def follow(self, seat: Seat) -> None:
+        """Catches up with what was committed, without proposing; look-ahead has proposed it."""
+        ...
+
+    def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
+        """A seat of its own for the prefix that `tokens` would make; None when there is no room.
+
+        `seat` may be a branch itself, and is left exactly as it is. `close` ends a branch.
+        """
+        ...
+
+    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
+        """What is seen from each branch, in order. Called once for a branch."""
         ...
 
 

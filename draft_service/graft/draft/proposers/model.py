@@ -172,6 +172,20 @@ class ModelProposer:
         Nodes that ran on the drafter's own states in place of the target's are not.
         """
 
+    def move(self, lane: Lane, num_run: int, followed: Sequence[int]) -> None:
+        """Takes run nodes, on one path from the root, over to the end of the lane, in place.
+
+        followed: their numbers among the `num_run` nodes in the lane's scratch, in order.
+        """
+        scratch = lane.slots(lane.length, lane.length + num_run)
+        target = lane.slots(lane.length, lane.length + len(followed))
+        places = zip(scratch[list(followed)], target, strict=True)
+        moves = [(source, wanted) for source, wanted in places if source != wanted]
+        if moves:
+            source, wanted = torch.tensor(moves, dtype=torch.int32).unbind(1)
+            self.ops.keep(self.kv.cache, source.contiguous(), wanted.contiguous())
+        lane.length += len(followed)
+
     def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> Sequence[Tree | Sampled | None]:
         """Trees for the places in `ready`, level by level for all of them at once."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
@@ -186,7 +200,7 @@ class ModelProposer:
                 state = state_of(batch[place])
                 state.grown, state.line = growths[-1], line
         order = [place for places in groups.values() for place in places]
-        hidden = torch.stack([_hidden(batch[place]) for place in order])
+        hidden = torch.stack([hidden_of(batch[place]) for place in order])
         self._levels(growths, hidden)
         for growth, places in zip(growths, groups.values(), strict=True):
             for place, tree in zip(places, growth.proposals(), strict=True):
@@ -254,6 +268,8 @@ class ModelProposer:
             hidden = self.net.forward(tokens, torch.cat(kept), step_rows(parts), self.kv.cache)
             growing = still
             sizes = [len(growth.tokens) for growth in growing]
+            for growth, run in zip(growing, hidden.split(sizes), strict=True):
+                growth.states.append(run)
 
     def _known(self, seat: Seat) -> int:
         """The length a lane can have with the features that are here, within the context."""
@@ -318,7 +334,8 @@ def state_of(seat: Seat) -> ModelState:
     return seat.state
 
 
-def _hidden(seat: Seat) -> Tensor:
+def hidden_of(seat: Seat) -> Tensor:
+    """[hidden]: what `forward` gave for the seat's last slot."""
     hidden = state_of(seat).hidden
     assert hidden is not None, "a tree grows from a lane that was never run"
     return hidden

@@ -15,8 +15,9 @@ from enum import Enum
 from graft.common.errors import InvalidArgument
 from graft.common.tier import Tier
 from graft.common.tree import Tree, from_parents
+from graft.draft.foresee import tier_of_branch, widened
 from graft.draft.mirror import Mirror
-from graft.draft.proposers.base import ProposerInfo, Seat
+from graft.draft.proposers.base import Foreseen, ProposerInfo, Seat
 from graft.draft.proposers.trie import Cursor, Trie
 
 _MAX_SHARED_TRIES = 64
@@ -98,8 +99,10 @@ class NgramOptions:
 
 @dataclass(slots=True)
 class _State:
+    """cursor is None for a branch: its text is matched against the trie and not indexed."""
+
     trie: Trie
-    cursor: Cursor
+    cursor: Cursor | None
 
 
 class NgramProposer:
@@ -123,6 +126,7 @@ class NgramProposer:
             ),
             detail=f"n-gram look-up, {options.match_type.value}, windows of "
             f"{options.max_trie_depth} tokens, shared: {options.share.value}",
+            foresees=True,
         )
 
     def open(self, mirror: Mirror) -> object:
@@ -132,30 +136,61 @@ class NgramProposer:
 
     def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | None]:
         """One tree a seat; None where no suffix has been seen before."""
-        return [self._tree(seat) for seat in batch]
+        return [self._tree(seat, seat.tier) for seat in batch]
+
+    def follow(self, seat: Seat) -> None:
+        """Nothing: commits are indexed as they come."""
+
+    def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
+        """The likely text over the same trie; it is matched, not indexed."""
+        mirror = seat.mirror.ahead(tokens)
+        return Seat(mirror, tier_of_branch(seat.tier, mirror), _State(_state(seat).trie, None))
+
+    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
+        """The tree of each branch, and one with more of what was seen before."""
+        return [
+            Foreseen(None, None)
+            if seat.tier.off
+            else Foreseen(self._tree(seat, seat.tier), self._tree(seat, widened(seat.tier)))
+            for seat in branches
+        ]
 
     def commit(self, seat: Seat, tokens: Sequence[int]) -> None:
         """Indexes the new tokens."""
         state = _state(seat)
+        assert state.cursor is not None, "tokens are committed to a branch"
         state.trie.extend(state.cursor, tokens)
 
     def close(self, seat: Seat) -> None:
         """Leaves the text to a shared trie; a trie of the session's own goes with it."""
         state = _state(seat)
-        state.trie.close(state.cursor)
+        if state.cursor is not None:
+            state.trie.close(state.cursor)
 
-    def _tree(self, seat: Seat) -> Tree | None:
+    def match_length(self, seat: Seat) -> int:
+        """Tokens of the longest match that a tree would start from; 0 for none."""
+        matches = self._matches(seat)
+        return matches[0][0] if matches else 0
+
+    def _matches(self, seat: Seat) -> list[tuple[int, int]]:
+        options, state = self._options, _state(seat)
+        tail = seat.mirror.prefix.tokens[-options.max_trie_depth :].tolist()
+        found = (
+            state.trie.matches_of(tail)
+            if state.cursor is None
+            else state.trie.matches(state.cursor, tail)
+        )
+        return [match for match in found if match[0] >= options.min_match]
+
+    def _tree(self, seat: Seat, tier: Tier) -> Tree | None:
+        """tier: the seat's own, or a wider one."""
         options, state, prefix = self._options, _state(seat), seat.mirror.prefix
-        tail = prefix.tokens[-options.max_trie_depth :].tolist()
-        matches = [
-            match
-            for match in state.trie.matches(state.cursor, tail)
-            if match[0] >= options.min_match
-        ]
+        matches = self._matches(seat)
         if not matches:
             return None
-        num_nodes = options.num_nodes(matches[0][0], seat.tier.num_draft_tokens)
-        growth = Growth(prefix.root, replace(seat.tier, num_draft_tokens=num_nodes))
+        own = seat.tier.num_draft_tokens
+        num_nodes = options.num_nodes(matches[0][0], own) + tier.num_draft_tokens - own
+        growth = Growth(prefix.root, replace(tier, num_draft_tokens=num_nodes))
         if options.match_type is MatchType.BFS:
             expand_by_recency(growth, state.trie, matches, options.min_breadth, options.max_breadth)
         else:

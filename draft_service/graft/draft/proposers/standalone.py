@@ -6,13 +6,12 @@ give it: keys and values of accepted nodes stay, and only the rest of a commit i
 
 from __future__ import annotations
 
-import torch
-
 from graft.draft.proposers.base import Seat
-from graft.draft.proposers.model import ModelProposer, state_of
+from graft.draft.proposers.branching import BranchingProposer
+from graft.draft.proposers.model import state_of
 
 
-class StandaloneProposer(ModelProposer):
+class StandaloneProposer(BranchingProposer):
     """A decoder of its own, its keys and values kept across rounds."""
 
     def keep(self, seat: Seat) -> None:
@@ -26,12 +25,5 @@ class StandaloneProposer(ModelProposer):
             return
         committed = seat.mirror.prefix.tokens[lane.length : -1]
         followed = grown.followed(state.line, committed.tolist())
-        if not followed:
-            return
-        scratch = lane.slots(lane.length, lane.length + grown.shape.num_run)
-        target = lane.slots(lane.length, lane.length + len(followed))
-        moves = [(a, b) for a, b in zip(scratch[followed], target, strict=True) if a != b]
-        if moves:
-            source, wanted = torch.tensor(moves, dtype=torch.int32).unbind(1)
-            self.ops.keep(self.kv.cache, source.contiguous(), wanted.contiguous())
-        lane.length += len(followed)
+        if followed:
+            self.move(lane, grown.shape.num_run, followed)

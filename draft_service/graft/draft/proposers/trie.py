@@ -163,6 +163,13 @@ class Trie:
             self._version[node] != known for node, known in zip(nodes, cursor.versions, strict=True)
         ):
             nodes = self.find(tail)
+        return self._followed(nodes)
+
+    def matches_of(self, tail: Sequence[int]) -> list[tuple[int, int]]:
+        """As `matches`, for a text that is not indexed, by its last `max_depth` tokens."""
+        return self._followed(self.find(tail))
+
+    def _followed(self, nodes: Sequence[int]) -> list[tuple[int, int]]:
         length = len(nodes)
         return [(length - i, node) for i, node in enumerate(nodes) if self._first[node] and node]
 

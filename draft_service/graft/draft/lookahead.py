@@ -1,0 +1,191 @@
+"""Which outcomes of a session's next rounds are prepared, and which of them came true.
+
+A state machine of one session: trees and outcomes in, the next outcomes worth a tree out. A
+prepared outcome may lie several rounds ahead: its own tree has outcomes too, and under one budget
+the likeliest go first, whatever their round. Knows credits and probabilities; knows no proposer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graft.common.tree import Tree
+from graft.draft.credits import Credits
+from graft.draft.foresee import outcomes
+from graft.draft.proposers.base import Seat
+
+_LEAST_LOG = math.log(0.015)
+_MAX_CANDIDATES = 256
+
+Path = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """One prefix: the committed one followed by `tokens`.
+
+    log: of the probability that verify comes to stand there. seat: a proposer's branch that stands
+    there; None before it was made. tree: what was pushed for it; None when there was nothing.
+    """
+
+    tokens: Path
+    log: float
+    seat: Seat | None = None
+    tree: Tree | None = None
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted nodes of its tree."""
+        return 0 if self.tree is None else self.tree.num_nodes - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """An outcome nobody has worked on. parent: the prefix whose round it may end."""
+
+    tokens: Path
+    log: float
+    parent: Ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a commit made of the prepared outcomes.
+
+    hit: one of them is the committed prefix now, and verify has what was pushed for it.
+    dropped: those that can no longer come true.
+    """
+
+    hit: bool
+    dropped: tuple[Ahead, ...]
+
+
+class Outlook:
+    """The prepared outcomes of one session; `root` is the committed prefix itself.
+
+    budget: the most outcomes that are prepared at a time.
+    """
+
+    def __init__(self, budget: int, credits: Credits) -> None:
+        self.budget = budget
+        self.credits = credits
+        self.root = Ahead((), 0.0)
+        self.seen = False
+        self.adrift = False
+        self._prepared: dict[Path, Ahead] = {}
+        self._candidates: dict[Path, Candidate] = {}
+
+    @property
+    def all(self) -> list[Ahead]:
+        """The root and everything prepared."""
+        return [self.root, *self._prepared.values()]
+
+    @property
+    def num_prepared(self) -> int:
+        """Outcomes that are prepared and may still come true."""
+        return len(self._prepared)
+
+    @property
+    def wants_work(self) -> bool:
+        """True when another outcome is worth a tree, or the root was not looked at."""
+        return not self.seen or bool(self.best(1))
+
+    def restart(self, tree: Tree | None) -> None:
+        """The proposer has answered the committed prefix with `tree`; what is prepared stays."""
+        self.root.tree = tree
+        self.seen = False
+        self._candidates.clear()
+
+    def renew(self) -> None:
+        """The root is to be looked at anew; outcomes of prepared prefixes stay."""
+        self.seen = False
+        self._candidates = {
+            path: one for path, one in self._candidates.items() if one.parent is not self.root
+        }
+
+    def saw(self, ahead: Ahead, wide: Tree | None) -> None:
+        """Takes what may follow `ahead` from a wide tree that grows from it."""
+        if ahead is self.root:
+            self.seen = True
+        if wide is None:
+            return
+        for outcome in outcomes(ahead.tree, wide, self.adrift):
+            tokens, log = (*ahead.tokens, *outcome.tokens), ahead.log + outcome.log
+            known = self._candidates.get(tokens)
+            if tokens in self._prepared or log < _LEAST_LOG:
+                continue
+            if known is None or known.log < log:
+                self._candidates[tokens] = Candidate(tokens, log, ahead)
+        if len(self._candidates) > _MAX_CANDIDATES:
+            best = sorted(self._candidates.values(), key=_likelier)[: _MAX_CANDIDATES // 2]
+            self._candidates = {one.tokens: one for one in best}
+
+    def best(self, count: int) -> list[Candidate]:
+        """Up to `count` outcomes to prepare next, the likeliest first, within budget and credit."""
+        held = self.credits.num_held
+        room = min(self.budget - len(self._prepared), self.credits.max_trees - held, count)
+        if room <= 0:
+            return []
+        return sorted(self._candidates.values(), key=_likelier)[:room]
+
+    def skip(self, candidate: Candidate) -> None:
+        """The outcome cannot be prepared."""
+        self._candidates.pop(candidate.tokens, None)
+
+    def prepared(self, candidate: Candidate, seat: Seat, tree: Tree | None) -> Ahead:
+        """The outcome has been prepared and pushed."""
+        self._candidates.pop(candidate.tokens, None)
+        ahead = Ahead(candidate.tokens, candidate.log, seat, tree)
+        self._prepared[candidate.tokens] = ahead
+        return ahead
+
+    def refused(self, prefix_length: int, committed_length: int) -> tuple[Ahead, ...]:
+        """Verify did not keep a tree for a prefix of this length; which one, it does not say."""
+        self.credits.refused(prefix_length)
+        size = prefix_length - committed_length
+        return tuple(self._prepared.pop(path) for path in [*self._prepared] if len(path) == size)
+
+    def committed(self, tokens: Path, name: tuple[int, int], num_drafted: int) -> Moved:
+        """Moves on to the committed prefix of `name`, in place.
+
+        num_drafted: nodes of the round's tree; a round without one, though there was one to use,
+        shows that verify does not wait for this drafter.
+        """
+        size = len(tokens)
+        pushed = self.root.tree
+        self.credits.moved(*name)
+        new_root = self._prepared.pop(tokens, None)
+        if num_drafted:
+            self.adrift = False
+        elif pushed is not None:
+            self.adrift = True
+        gone = [path for path in self._prepared if path[:size] != tokens]
+        dropped = [self._prepared.pop(path) for path in gone]
+        shift = new_root.log if new_root is not None else self._shift()
+        dropped.append(self.root)
+        if new_root is not None:
+            self.root = new_root
+        else:
+            self.root = Ahead((), 0.0)
+        kept = [*self._prepared.values()]
+        for ahead in kept:
+            ahead.tokens, ahead.log = ahead.tokens[size:], min(0.0, ahead.log - shift)
+        self._prepared = {ahead.tokens: ahead for ahead in kept}
+        self.root.tokens, self.root.log = (), 0.0
+        alive = {id(ahead) for ahead in self.all}
+        self._candidates = {
+            one.tokens[size:]: Candidate(one.tokens[size:], min(0.0, one.log - shift), one.parent)
+            for one in self._candidates.values()
+            if one.tokens[:size] == tokens and len(one.tokens) > size and id(one.parent) in alive
+        }
+        self.seen = new_root is not None
+        return Moved(new_root is not None, tuple(dropped))
+
+    def _shift(self) -> float:
+        """What the logs of what is left are measured from, when nobody foresaw the commit."""
+        return max((ahead.log for ahead in self._prepared.values()), default=0.0)
+
+
+def _likelier(candidate: Candidate) -> tuple[float, int]:
+    return (-candidate.log, len(candidate.tokens))
