@@ -106,7 +106,6 @@ class Eagle3Trainee(Trainee):
                 return -overlap(log_drafted, masses).log()
         raise ValueError(f"accept is {self.options.accept!r}, expected greedy, coupled or overlap")
 
-    @torch.no_grad()
     def figures(self, batch: Batch) -> dict[str, tuple[float, float]]:
         """Agreement of each step with true inputs, and the chain's accept length.
 
@@ -114,14 +113,9 @@ class Eagle3Trainee(Trainee):
         the steps is what a chain that runs freely gets accepted. Only places in greedy answers
         count, and only tokens that really came.
         """
-        steps = len(self.options.weights)
-        right, counted = [], []
-        for step, (hidden, places) in enumerate(self._steps(batch, (1.0,) * steps)):
-            rows = _gather(places.rows)
-            top = (self.net.normed(hidden) @ self.net.head.to(self.net.dtype).T).argmax(-1)
-            right.append(self.target.draft_tokens[top] == batch.following[rows])
-            real = _real(batch, places.slots, step) & batch.answer[rows] & batch.greedy[rows]
-            counted.append(real)
+        with torch.no_grad():
+            right, counted = self._outcomes(batch)
+        steps = len(right)
         sums: dict[str, tuple[float, float]] = {}
         whole = torch.stack(counted).all(0)
         run = torch.ones_like(whole)
@@ -135,6 +129,18 @@ class Eagle3Trainee(Trainee):
         rounds, tokens = _walk(accepted.long(), whole)
         sums["chain"] = (tokens, rounds)
         return sums
+
+    def _outcomes(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each step: where its likeliest token came true, and where that counts; [B, W]."""
+        steps = len(self.options.weights)
+        right, counted = [], []
+        for step, (hidden, places) in enumerate(self._steps(batch, (1.0,) * steps)):
+            rows = _gather(places.rows)
+            top = (self.net.normed(hidden) @ self.net.head.to(self.net.dtype).T).argmax(-1)
+            right.append(self.target.draft_tokens[top] == batch.following[rows])
+            real = _real(batch, places.slots, step) & batch.answer[rows] & batch.greedy[rows]
+            counted.append(real)
+        return right, counted
 
     def save(self, folder: Path) -> None:
         """Writes the layout of SpecForge and SGLang."""
