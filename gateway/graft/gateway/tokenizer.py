@@ -7,15 +7,14 @@ fallback), so that a stream of tokens is a stream of bytes and nothing is decode
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
 from graft.common.errors import InvalidArgument
-
-_SPACE = "\u2581"
+from graft.common.token_pieces import piece_decoder
 
 
 class Tokenizer:
@@ -40,7 +39,7 @@ class Tokenizer:
         self.chat_template = _chat_template(folder, config)
         self.bos_token = _content(config.get("bos_token"))
         self.eos_token = _content(config.get("eos_token"))
-        self._to_bytes = _piece_decoder(content.get("decoder"), path)
+        self._to_bytes = piece_decoder(content.get("decoder"), path)
         self._special: dict[int, bytes] = {}
         self._added: dict[int, bytes] = {}
         for token, added in self._tokenizer.get_added_tokens_decoder().items():
@@ -123,48 +122,3 @@ def _content(token: Any) -> str:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
-
-
-def _byte_letters() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(byte): byte for byte in printable}
-    hidden = [byte for byte in range(256) if byte not in set(printable)]
-    letters.update({chr(0x100 + i): byte for i, byte in enumerate(hidden)})
-    return letters
-
-
-def _piece_decoder(decoder: Any, path: Path) -> Callable[[str], bytes]:
-    """How one piece of the vocabulary becomes bytes, from the `decoder` of tokenizer.json."""
-    steps = [decoder] if decoder else []
-    if decoder and decoder.get("type") == "Sequence":
-        steps = decoder["decoders"]
-    kinds = [step.get("type") for step in steps]
-    if "ByteLevel" in kinds:
-        letters = _byte_letters()
-
-        def from_letters(piece: str) -> bytes:
-            try:
-                return bytes([letters[letter] for letter in piece])
-            except KeyError:
-                return piece.encode()
-
-        return from_letters
-    known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-    if not set(kinds) <= known:
-        raise InvalidArgument(
-            f"{path}: decoder {'+'.join(map(str, kinds))} is not supported; expected ByteLevel, "
-            "or pieces with byte fallback",
-            field="model",
-        )
-    fallback = "ByteFallback" in kinds
-
-    def from_piece(piece: str) -> bytes:
-        if fallback and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            try:
-                return bytes([int(piece[3:5], 16)])
-            except ValueError:
-                pass
-        return piece.replace(_SPACE, " ").encode()
-
-    return from_piece
