@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -30,18 +30,14 @@ from graft.gateway.rpc_fields import (
     set_stop,
     usage_message,
 )
-from graft.gateway.text import Emitted, Origin, shown, token_texts
+from graft.gateway.rpc_tokens import prompt_messages, round_messages, token_messages
+from graft.gateway.text import token_texts
 from graft.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-_ORIGINS = {
-    Origin.ACCEPTED: gateway_pb2.TOKEN_ORIGIN_ACCEPTED,
-    Origin.BONUS: gateway_pb2.TOKEN_ORIGIN_BONUS,
-    Origin.PLAIN: gateway_pb2.TOKEN_ORIGIN_PLAIN,
-}
 _REASONS = {"stop": gateway_pb2.END_REASON_STOP, "length": gateway_pb2.END_REASON_LENGTH}
 
 
@@ -197,7 +193,7 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
     async def _stream(
         self, route: str, job: Job, echo: bool
     ) -> AsyncGenerator[gateway_pb2.AnswerEvent, None]:
-        answer = self._gateway.answer(job)
+        answer, tokenizer = self._gateway.answer(job), self._gateway.tokenizer
         name = answer_id()
         async with aclosing(self._run(route, answer)) as events:
             async for event in events:
@@ -209,9 +205,15 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
                             text = self._echoed(job, index, echo)
                             delta = gateway_pb2.ChoiceDelta(index=index, text=text)
                             yield gateway_pb2.AnswerEvent(id=name, delta=delta)
-                    case Delta(index, piece, _) if not piece.empty:
+                    case Delta(index, piece, prompt, rounds):
+                        if piece.empty and not prompt and not rounds:
+                            continue
                         delta = gateway_pb2.ChoiceDelta(
-                            index=index, text=piece.text, tokens=self._tokens(piece.tokens)
+                            index=index,
+                            text=piece.text,
+                            tokens=token_messages(piece.tokens, tokenizer),
+                            rounds=round_messages(rounds, tokenizer),
+                            prompt=prompt_messages(prompt, tokenizer),
                         )
                         yield gateway_pb2.AnswerEvent(id=name, delta=delta)
                     case Finished(index, reason, stop):
@@ -244,29 +246,14 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
         return "".join(token_texts(prompt, self._gateway.tokenizer.token_bytes))
 
     def _choice(self, index: int, choice: Collected, before: str) -> gateway_pb2.Choice:
+        tokenizer = self._gateway.tokenizer
         message = gateway_pb2.Choice(
             index=index,
             text=before + choice.text,
-            tokens=self._tokens(choice.tokens),
+            tokens=token_messages(choice.tokens, tokenizer),
             reason=_REASONS[choice.reason],
+            rounds=round_messages(choice.rounds, tokenizer),
+            prompt=prompt_messages(choice.prompt, tokenizer),
         )
         set_stop(message, choice.stop)
         return message
-
-    def _tokens(self, tokens: Sequence[Emitted]) -> list[gateway_pb2.GeneratedToken]:
-        tokenizer = self._gateway.tokenizer
-        messages = []
-        for one in tokens:
-            message = gateway_pb2.GeneratedToken(
-                token=one.token, text=one.text, origin=_ORIGINS[one.origin]
-            )
-            if one.logprob is not None:
-                message.logprob = one.logprob.logprob
-                message.top.extend(
-                    gateway_pb2.AlternativeToken(
-                        token=token, logprob=value, text=shown(tokenizer.own_bytes(token))
-                    )
-                    for token, value in one.logprob.top
-                )
-            messages.append(message)
-        return messages

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
+from google.protobuf import struct_pb2
 from pydantic import ValidationError
 
 from graft.common.errors import InvalidArgument
@@ -42,6 +43,8 @@ def chat_body(
         fields["top_logprobs"] = request.options.top_logprobs
     fields["messages"] = message_fields(request.messages)
     fields["model"] = request.model or None
+    if request.HasField("chat_template_kwargs"):
+        fields["chat_template_kwargs"] = _plain_struct(request.chat_template_kwargs)
     return checked(ChatRequest, fields)
 
 
@@ -82,6 +85,7 @@ def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
         "skip_special_tokens": not options.keep_special_tokens,
         "cache_salt": options.cache_salt,
         "accept_rule": options.accept_rule or None,
+        "speculation_trace": options.trace_rounds,
     }
     for name in _OPTIONAL:
         if options.HasField(name):
@@ -104,6 +108,28 @@ def checked(model: type[_Body], fields: dict[str, Any]) -> _Body:
         return model.model_validate(fields)
     except ValidationError as failure:
         raise first_error(failure) from None
+
+
+def _plain_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
+    """The struct as JSON would have it; how deep it goes is bounded by the protobuf parser."""
+    return {key: _plain(value) for key, value in struct.fields.items()}
+
+
+def _plain(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return _plain_struct(value.struct_value)
+        case "list_value":
+            return [_plain(item) for item in value.list_value.values]
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case _:
+            return None
 
 
 def set_stop(message: Any, stop: str | int | None) -> None:
