@@ -28,19 +28,21 @@ class _HeadLogProbabilities(torch.autograd.Function):
         return logits.gather(1, columns).float() - norms[:, None]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, weight, columns, logits, norms = ctx.saved_tensors
         (grad,) = grads
         to_hidden = torch.empty_like(hidden)
-        to_weight = torch.zeros(weight.shape)
+        # A head that is the target's learns nothing.
+        to_weight = torch.zeros(weight.shape) if ctx.needs_input_grad[1] else None
         mass = grad.sum(1)
         for rows in _chunks(len(hidden)):
             part = logits[rows].float().sub_(norms[rows, None]).exp_().mul_(-mass[rows, None])
             part.scatter_add_(1, columns[rows], grad[rows])
             part = part.to(hidden.dtype)
             to_hidden[rows] = part @ weight
-            to_weight += part.T @ hidden[rows]
-        return to_hidden, to_weight.to(weight.dtype), None
+            if to_weight is not None:
+                to_weight += part.T @ hidden[rows]
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None
 
 
 def head_log_probabilities(hidden: Tensor, weight: Tensor, columns: Tensor) -> Tensor:
