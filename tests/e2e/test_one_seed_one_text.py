@@ -400,7 +400,8 @@ def rows_of_the_batch(laws: Sequence[Law], vocab_size: int) -> ChoiceRows:
 def test_noise_that_is_not_keyed_by_position_would_show(
     plain: Plain, few: list[Text], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graft.verify.choice.choice_rows", rows_of_the_batch)
+    for place in ("choice", "runner"):
+        monkeypatch.setattr(f"graft.verify.{place}.choice_rows", rows_of_the_batch)
     with pytest.raises(AssertionError, match="texts differ"):
         check_all(plain, few, name)
 

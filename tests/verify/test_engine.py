@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from graft.common.errors import NumericFailure
@@ -341,24 +340,21 @@ def test_prompt_logprobs_come_once_whole_and_in_order(plain: Plain) -> None:
 
 
 class Poisoned:
-    """A decoder whose logits are NaN for rows of one token."""
+    """A decoder whose final states are NaN for rows of one token."""
 
     def __init__(self, inner: Model, token: int) -> None:
         self._inner = inner
         self._token = token
-        self._bad = torch.zeros(0, dtype=torch.bool)
+        self.vocab_size = inner.vocab_size
+        self.logits, self.choose = inner.logits, inner.choose
 
     def forward(
         self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
     ) -> Tensor:
         assert output_rows is not None
-        self._bad = tokens[output_rows] == self._token
-        return self._inner.forward(tokens, rows, kv, output_rows)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._inner.logits(hidden)
-        logits[self._bad] = float("nan")
-        return logits
+        hidden = self._inner.forward(tokens, rows, kv, output_rows)
+        hidden[tokens[output_rows] == self._token] = float("nan")
+        return hidden
 
 
 def test_nan_logits_fail_their_session_and_no_other(plain: Plain) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.kernels.ops import ChoiceRows, KvCache, LayerSpec, Linear, Ops, StepRows
 from graft.models.block import layer_
 from graft.models.config import DecoderConfig
 
@@ -108,6 +108,15 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] of `forward` -> [n, vocab]."""
         return self.ops.linear(hidden, self.weights.head)
+
+    def choose(self, hidden: Tensor, rows: ChoiceRows) -> Tensor:
+        """[n, hidden] of `forward` -> [n], int32: the choice at logits that stay unwritten."""
+        return self.ops.choose_head(hidden, self.weights.head, rows)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.weights.head.out_features
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.ops.embed(tokens, self.weights.embedding)

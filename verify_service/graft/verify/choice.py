@@ -29,13 +29,26 @@ class Verdict:
     simulation: Simulation | None = None
 
 
-def settle(
-    step: Step, batch: Batch, logits: Tensor, verdict: Verdict, kv: KvCache
-) -> list[Outcome]:
+def wants_logits(step: Step, batch: Batch, verdict: Verdict) -> bool:
+    """True when anything of a step needs more of its logits than the coupled choice."""
+    if verdict.simulation is not None or batch.prompt_rows:
+        return True
+    for choice in batch.choices:
+        request = step.works[choice.work].session.request
+        if not _is_coupled(choice) or request.want_logprobs or request.want_trace:
+            return True
+    return False
+
+
+def settle(step: Step, batch: Batch, seen: Tensor, verdict: Verdict, kv: KvCache) -> list[Outcome]:
     """What every work of a step came to; in place on kv, accepted rows move to the front.
 
-    logits: [outputs, vocab], float32, one row for each of batch.output_rows.
+    seen: [outputs, vocab], float32, the logits of batch.output_rows; or [outputs], int32, their
+        choices, where nothing `wants_logits`.
     """
+    if seen.dim() == 1:
+        return _settle_chosen(step, batch, seen, verdict, kv)
+    logits = seen
     ops = verdict.ops
     outcomes = [Outcome() for _ in step.works]
     decided = []
@@ -56,6 +69,21 @@ def settle(
         former = outcomes[part.work]
         scores = score_tokens(logits[part.rows], part.tokens, session.request.num_top_logprobs)
         outcomes[part.work] = replace(former, prompt_logprobs=scores)
+    return outcomes
+
+
+def _settle_chosen(
+    step: Step, batch: Batch, chosen: Tensor, verdict: Verdict, kv: KvCache
+) -> list[Outcome]:
+    decisions = _walk(batch.choices, chosen, verdict.ops)
+    _keep(batch.choices, decisions, verdict.ops, kv)
+    outcomes = [Outcome() for _ in step.works]
+    for choice, decision in zip(batch.choices, decisions, strict=True):
+        if decision.token == REFUSED:
+            outcomes[choice.work] = _refused(step, choice)
+            continue
+        tokens = _tokens(choice, decision)
+        outcomes[choice.work] = Outcome(tokens, len(tokens) - 1, nodes=decision.nodes)
     return outcomes
 
 
@@ -94,8 +122,12 @@ def _decide_coupled(choices: Sequence[Choice], logits: Tensor, ops: Ops) -> list
     chosen_from = logits[: len(index)]
     if len(index) and int(index[-1]) != len(index) - 1:
         chosen_from = logits[torch.from_numpy(index)]
-    trees = tree_rows([law.tree for law in laws])
-    chosen = ops.choose(chosen_from, choice_rows(laws, logits.shape[1]))
+    return _walk(choices, ops.choose(chosen_from, choice_rows(laws, logits.shape[1])), ops)
+
+
+def _walk(choices: Sequence[Choice], chosen: Tensor, ops: Ops) -> list[Decision]:
+    """chosen: [rows of all choices], int32."""
+    trees = tree_rows([choice.law.tree for choice in choices])
     counts, paths = ops.accept(trees, chosen)
     tokens, starts = chosen.tolist(), trees.ptr.tolist()
     decisions = []
@@ -123,16 +155,24 @@ def _keep(choices: Sequence[Choice], decisions: Sequence[Decision], ops: Ops, kv
 
 
 def _outcome(step: Step, choice: Choice, decision: Decision, logits: Tensor) -> Outcome:
-    session = step.works[choice.work].session
     if decision.token == REFUSED:
-        return Outcome(
-            error=NumericFailure(
-                f"the target's logits after token {session.length} of the session are not numbers, "
-                "or leave nothing to choose"
-            )
+        return _refused(step, choice)
+    return _scored(step, choice, decision.nodes, _tokens(choice, decision), logits)
+
+
+def _refused(step: Step, choice: Choice) -> Outcome:
+    session = step.works[choice.work].session
+    return Outcome(
+        error=NumericFailure(
+            f"the target's logits after token {session.length} of the session are not numbers, "
+            "or leave nothing to choose"
         )
+    )
+
+
+def _tokens(choice: Choice, decision: Decision) -> tuple[int, ...]:
     drafted = choice.law.tree.tokens[list(decision.nodes[1:])].tolist()
-    return _scored(step, choice, decision.nodes, (*drafted, decision.token), logits)
+    return (*drafted, decision.token)
 
 
 def _simulated(step: Step, choice: Choice, simulation: Simulation, logits: Tensor) -> Outcome:

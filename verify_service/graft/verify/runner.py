@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from graft.kernels.cpu.simulate import Simulation
-from graft.kernels.ops import KvCache, Ops, StepRows
+from graft.kernels.ops import ChoiceRows, KvCache, Ops, StepRows
+from graft.kernels.rows import choice_rows
 from graft.verify.batch import Batch, build_batch
 from graft.verify.capture import CapturePlan, Capturer
-from graft.verify.choice import Verdict, settle
+from graft.verify.choice import Verdict, settle, wants_logits
 from graft.verify.step import Outcome, Step, StepTiming
 
 _FIRST_ROW = torch.zeros(1, dtype=torch.int64)
@@ -28,6 +29,13 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[outputs, hidden] -> [outputs, vocab], float32."""
+
+    def choose(self, hidden: Tensor, rows: ChoiceRows) -> Tensor:
+        """[outputs, hidden] -> [outputs], int32: the choice at the logits, which stay unwritten."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
 
 
 class Runner:
@@ -66,12 +74,19 @@ class Runner:
             outcomes = [Outcome() for _ in step.works]
         else:
             hidden, taken = self._forward(step, batch, batch.output_rows)
-            logits = self._model.logits(hidden)
+            seen = self._seen(step, batch, hidden)
             forwarded = time.monotonic()
-            outcomes = settle(step, batch, logits, self._verdict, self._kv)
+            outcomes = settle(step, batch, seen, self._verdict, self._kv)
         if taken is not None and self._capturer is not None:
             outcomes = self._capturer.encode(step, *taken, outcomes)
         return outcomes, StepTiming(started, forwarded - started, time.monotonic() - forwarded)
+
+    def _seen(self, step: Step, batch: Batch, hidden: Tensor) -> Tensor:
+        """Logits where anybody looks at them, else the choices themselves."""
+        if wants_logits(step, batch, self._verdict):
+            return self._model.logits(hidden)
+        laws = [choice.law for choice in batch.choices]
+        return self._model.choose(hidden, choice_rows(laws, self._model.vocab_size))
 
     def _forward(
         self, step: Step, batch: Batch, output_rows: Tensor
