@@ -33,6 +33,7 @@ from graft.cli.bench_screen import (
 )
 from graft.common.errors import InvalidArgument
 from graft.common.model_files import EMBEDDED
+from graft.draft.shipped import shipped_for
 
 if TYPE_CHECKING:
     from graft.bench.accept_length import Acceptance, Way
@@ -133,8 +134,9 @@ def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Line
     from graft.bench.accept_length import OWN_TIER, WAYS, Way
 
     checkpoints, absent = {}, {}
+    ours = {one.proposer: str(one.folder) for one in shipped_for(model)}
     for name in _TRAINED:
-        path = given[name] or _ours(model, name)
+        path = given[name] or ours.get(name, "")
         if path:
             checkpoints[name] = path
         else:
@@ -159,11 +161,6 @@ def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Line
         {name: why for name, why in absent.items() if name in wanted},
         multi_layer,
     )
-
-
-def _ours(model: str, proposer: str) -> str:
-    """The checkpoint that comes with Graft for this target; "" where there is none."""
-    return ""
 
 
 async def _measure(

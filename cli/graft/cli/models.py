@@ -21,6 +21,7 @@ from graft.common.model_files import (
     tokenizer_digest,
     weight_files,
 )
+from graft.draft.shipped import all_shipped
 
 Model = Annotated[str, typer.Argument(help="Embedded name, Hugging Face id, folder or GGUF file.")]
 
@@ -59,6 +60,11 @@ def _list() -> None:
     for entry in list_models():
         size = f"{entry.num_bytes / 1e6:,.0f} MB" if entry.num_bytes else "not fetched yet"
         print(f"{entry.name}  {entry.origin}  {size}  {entry.folder or ''}".rstrip())
+    for drafter in all_shipped():
+        size = f"{drafter.num_bytes / 1e6:,.1f} MB"
+        length = f"  accepts {drafter.accept_length:.2f} ({drafter.way})" if drafter.way else ""
+        name = f"{drafter.target}/{drafter.proposer}"
+        print(f"{name}  drafter, comes with Graft  {size}  {drafter.folder}{length}")
 
 
 def _fetch(model: Model = EMBEDDED) -> None:

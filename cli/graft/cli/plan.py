@@ -19,6 +19,7 @@ from graft.cli.supervisor import ChildSpec
 from graft.common.channel import Tls
 from graft.common.config import Settings
 from graft.common.errors import InvalidArgument
+from graft.draft.shipped import shipped_for
 
 _PROBE_TIMEOUT_S = 2.0
 _VERIFY_NICENESS = 5
@@ -58,6 +59,11 @@ class UpSettings(Settings):
     draft_model_path: str | None = Field(
         None, description="Checkpoint of the model proposers: a folder or a Hugging Face id."
     )
+    trained_drafter: bool = Field(
+        True,
+        description="Draft with the best drafter that comes with Graft for this target, if any; "
+        "--proposers takes others.",
+    )
     enable_multi_layer_eagle: bool | None = Field(
         None, description="Run a layer set of its own for every token ahead (MTP checkpoints)."
     )
@@ -77,13 +83,17 @@ class UpSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The children in the order they depend on each other, and where clients reach them."""
+    """The children in the order they depend on each other, and where clients reach them.
+
+    drafter: what is drafted with by default, for people; "" where they chose it themselves.
+    """
 
     children: tuple[ChildSpec, ...]
     url: str
     model: str
     served_name: str
     drain_s: float
+    drafter: str = ""
 
 
 def make_plan(settings: UpSettings, config: Path | None) -> Plan:
@@ -109,6 +119,7 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         "threads": settings.threads or (verify.threads if threads_given else threads.cores()),
     }
     draft_flags: list[dict[str, Any]] = []
+    drafter = ""
     if settings.draft:
         drafting = {
             "proposers": settings.proposers or None,
@@ -116,6 +127,9 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
             "enable_multi_layer_eagle": settings.enable_multi_layer_eagle,
         }
         draft = _loaded("draft", config, {"port": settings.draft_port, **drafting})
+        if settings.trained_drafter and not draft.draft_model_path:
+            chosen = draft.proposers if "proposers" in draft.model_fields_set else []
+            drafting["proposers"], drafter = with_trained(draft.model or verify.model, chosen)
         for replica in range(settings.drafts):
             wanted = draft.port + replica if draft.port else 0
             draft_flags.append(
@@ -172,7 +186,24 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         model=verify.model,
         served_name=gateway.served_name or name_of(verify.model),
         drain_s=settings.drain_s,
+        drafter=drafter,
     )
+
+
+def with_trained(model: str, chosen: list[str]) -> tuple[list[str] | None, str]:
+    """Proposers for a target: those chosen, else the best drafter that comes with Graft.
+
+    Names without a checkpoint get ours. Returns None and "" where nothing changes.
+    """
+    trained = shipped_for(model)
+    if not trained:
+        return chosen or None, ""
+    if not chosen:
+        best = trained[0]
+        length = f", {best.accept_length:.2f} tokens a round" if best.accept_length else ""
+        return [f"{best.proposer}={best.folder}", "ngram"], f"{best.proposer}{length}"
+    ours = {one.proposer: f"{one.proposer}={one.folder}" for one in trained}
+    return [ours.get(word, word) for word in chosen], ""
 
 
 def name_of(model: str) -> str:

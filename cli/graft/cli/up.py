@@ -32,6 +32,11 @@ def run(settings: UpSettings, config: Path | None) -> None:
     plan = make_plan(settings, config)
     fetch(plan.model)
     screen = Screen()
+    if plan.drafter:
+        screen.note(
+            f"drafts with {plan.drafter}, which comes with Graft for this model;"
+            " --no-trained-drafter takes ngram"
+        )
     supervisor = Supervisor(plan.children, screen, drain_s=plan.drain_s)
     asyncio.run(supervisor.run(lambda: screen.ready(*ready_lines(plan, settings))))
 

@@ -1,0 +1,91 @@
+"""`graft up` and the drafters that come with Graft: by default, by name, and not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from graft.cli import models
+from graft.cli.plan import Plan, UpSettings, make_plan
+from graft.draft import shipped
+from graft.testing.checkpoints import write_eagle3
+from graft.testing.models import write_tiny_model
+from graft.testing.mtp_checkpoints import write_mtp
+
+_PORTS = dict.fromkeys(("port", "grpc_port", "verify_port", "draft_port"), 0)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
+    target = write_tiny_model(tmp_path / "tiny", layers=6)
+    root = tmp_path / "drafters"
+    write_eagle3(root / "tiny" / "eagle3", target)
+    write_mtp(root / "tiny" / "mtp", target)
+    (root / "tiny" / "target.json").write_text(json.dumps(shipped.identity_of(str(target))))
+    results = {"chain4_T0": 2.0, "tree24_T0": 2.6}
+    (root / "tiny" / "eagle3" / "card.json").write_text(json.dumps({"results": results}))
+    monkeypatch.setattr(shipped, "ROOT", root)
+    return target
+
+
+def plan(model: Path, config: Path | None = None, **flags: Any) -> Plan:
+    return make_plan(UpSettings.load(None, {"model": str(model), **_PORTS, **flags}), config)
+
+
+def proposers_of(made: Plan) -> list[str]:
+    """What the draft service is told, paths cut to their last folder."""
+    draft = next(child for child in made.children if child.name == "draft")
+    words = [word for word in draft.command if word.startswith("--proposers=")]
+    if not words:
+        return []
+    names = words[0].removeprefix("--proposers=").split(",")
+    return [name.split("=")[0] + ("=..." if "=" in name else "") for name in names]
+
+
+def test_the_best_one_is_the_default(tiny: Path) -> None:
+    made = plan(tiny)
+    assert proposers_of(made) == ["eagle3=...", "ngram"]
+    assert made.drafter == "eagle3, 2.60 tokens a round"
+
+
+def test_a_name_alone_takes_ours(tiny: Path) -> None:
+    made = plan(tiny, proposers=["ngram", "mtp"])
+    assert proposers_of(made) == ["ngram", "mtp=..."]
+    assert made.drafter == ""
+
+
+def test_a_checkpoint_by_hand_is_left_alone(tiny: Path) -> None:
+    assert proposers_of(plan(tiny, draft_model_path="mine", proposers=["eagle3"])) == ["eagle3"]
+    assert proposers_of(plan(tiny, proposers=["eagle3=mine"])) == ["eagle3=..."]
+
+
+def test_the_file_of_settings_counts_as_chosen(tiny: Path, tmp_path: Path) -> None:
+    config = tmp_path / "graft.yaml"
+    config.write_text("draft:\n  proposers: [ngram]\n")
+    assert proposers_of(plan(tiny, config)) == ["ngram"]
+
+
+def test_it_can_be_switched_off(tiny: Path) -> None:
+    assert proposers_of(plan(tiny, trained_drafter=False)) == []
+
+
+def test_other_targets_draft_as_before(tiny: Path, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "other", layers=2)
+    made = plan(other)
+    assert proposers_of(made) == [] and made.drafter == ""
+
+
+def test_they_are_listed(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typer.main.get_command(models.command("models"))(["list"], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        line.startswith("tiny/eagle3  drafter, comes with Graft")
+        and line.endswith("accepts 2.60 (tree24_T0)")
+        for line in lines
+    )
+    assert any(line.startswith("tiny/mtp  drafter") for line in lines)
