@@ -138,7 +138,7 @@ def _step(
     for turn in range(options.accumulate):
         batch = windows.batch(step * options.accumulate + turn)
         loss = trainee.loss(batch, step / options.steps)
-        (loss.total / options.accumulate).backward()  # type: ignore[no-untyped-call]
+        (loss.total / options.accumulate).backward()
         part = {"loss": float(loss.total.detach()), **loss.figures}
         for name, value in part.items():
             figures[name] = figures.get(name, 0.0) + value / options.accumulate

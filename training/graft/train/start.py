@@ -13,13 +13,14 @@ from graft.models.rope import rope_table
 from graft.models.weights import FINAL_NORM
 from graft.train.eagle3 import Eagle3Net, Eagle3Shape
 from graft.train.export import Eagle3Target
+from graft.train.plan import default_layers
 
 
-def default_layers(num_layers: int) -> tuple[int, int, int]:
-    """States 2, n/2 and n - 3, and for targets too shallow for that three that they have."""
-    if num_layers >= 6:
+def eagle3_layers(num_layers: int) -> tuple[int, ...]:
+    """States 2, n/2 and n - 3; for targets too shallow for that the last three of a corpus."""
+    if num_layers >= 7:
         return (2, num_layers // 2, num_layers - 3)
-    return (1, max(1, num_layers // 2), num_layers)
+    return default_layers(num_layers)[-3:]
 
 
 def eagle3_target(
