@@ -23,7 +23,6 @@ from torch import Tensor
 from graft.common.errors import InvalidArgument
 from graft.train.answers import Shard, answers_path, states_path
 from graft.train.files import json_bytes, read_lines, write_whole
-from graft.train.plan import DRAFT_VOCAB
 from graft.train.quantise import restore
 
 Split = Literal["train", "held"]
@@ -60,9 +59,9 @@ class CorpusSummary:
     def line(self) -> str:
         """One line for people."""
         return (
-            f"corpus: {self.sequences} conversations, {self.tokens} tokens, "
-            f"{self.answer_tokens} of them answers, {self.ended / max(1, self.sequences):.0%} ended "
-            f"by themselves; draft vocabulary of {self.draft_vocab} covers {self.coverage:.2%}"
+            f"corpus: {self.sequences} conversations, {self.tokens} tokens, {self.answer_tokens} "
+            f"of them answers, {self.ended / max(1, self.sequences):.0%} ended by themselves; "
+            f"draft vocabulary of {self.draft_vocab} covers {self.coverage:.2%}"
         )
 
 
@@ -150,7 +149,7 @@ class Corpus:
 
 
 def close_corpus(
-    folder: Path, shards: Sequence[Shard], vocab_size: int, specials: Sequence[int]
+    folder: Path, shards: Sequence[Shard], specials: Sequence[int], size: int
 ) -> CorpusSummary:
     """Writes which shards count, and the draft vocabulary of their training answers."""
     write_whole(folder / "closed.json", json_bytes({"shards": len(shards)}))
@@ -158,7 +157,7 @@ def close_corpus(
     counts: Counter[int] = Counter()
     for ref in corpus.sequences("train"):
         counts.update(corpus.tokens(ref)[ref.prompt_len :].tolist())
-    ids, coverage = draft_vocabulary(counts, vocab_size, specials, DRAFT_VOCAB)
+    ids, coverage = draft_vocabulary(counts, int(corpus.plan["vocab_size"]), specials, size)
     write_whole(
         folder / "draft_vocab.json", json_bytes({"ids": ids, "coverage": round(coverage, 6)})
     )

@@ -16,7 +16,7 @@ from graft.train.answers import AnswerWriter, Shard
 from graft.train.author import Author, Desk, load_author
 from graft.train.corpus import close_corpus
 from graft.train.files import lines_bytes, number_of, read_lines, write_whole
-from graft.train.plan import CorpusPlan, default_layers, digest_files, settle_plan
+from graft.train.plan import DRAFT_VOCAB, CorpusPlan, default_layers, digest_files, settle_plan
 from graft.train.prompts import Slot, read_slots
 from graft.train.speech import Message, Speech
 from graft.train.turns import Conversation, TurnWriter
@@ -28,7 +28,7 @@ _TURN_SHARD = 256
 class CorpusOrder:
     """What the corpus stage is asked for. tokens: training tokens, prompts included; 0 takes all.
 
-    layers: empty takes the default ones.
+    draft_vocab: its size. layers: empty takes the default ones.
     """
 
     out: Path
@@ -41,6 +41,7 @@ class CorpusOrder:
     max_prompt_tokens: int = 1024
     shard_prompts: int = 32
     held: float = 0.04
+    draft_vocab: int = DRAFT_VOCAB
     layers: tuple[int, ...] = ()
 
 
@@ -78,7 +79,7 @@ def make_corpus(order: CorpusOrder, teller: Teller) -> Path:
     answering = Author(author.loaded, order.desk.sessions, layers)
     writer = AnswerWriter(folder, answering, speech, order.seed)
     shards = _answers(order, conversations, writer, teller, log)
-    summary = close_corpus(folder, shards, target.vocab_size, target.eos_token_ids)
+    summary = close_corpus(folder, shards, target.eos_token_ids, order.draft_vocab)
     teller.say(summary.line())
     return folder
 

@@ -1,7 +1,8 @@
 """What the target is asked: prompts from files, and openings that it completes itself.
 
 A row of a file has `prompt`, `turns` or `question`, or is an opening: `opening`, and optionally
-`closing`, `max_tokens`, `weight` and `temperature`. Knows rows and their order; knows no model and no token.
+`closing`, `max_tokens`, `weight` and `temperature`. Knows rows and their order; knows no model and
+no token.
 """
 
 from __future__ import annotations

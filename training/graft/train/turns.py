@@ -1,8 +1,8 @@
 """Makes conversations ready to be answered: the target writes what is not given.
 
-A user turn that has only an opening is sampled, at temperature 1 if it names no other; of a conversation of several
-turns the answers between them are written greedily. Knows conversations; knows no split and no
-state.
+A user turn that has only an opening is sampled, at temperature 1 if it names no other; of a
+conversation of several turns the answers between them are written greedily. Knows conversations;
+knows no split and no state.
 """
 
 from __future__ import annotations
