@@ -1,0 +1,198 @@
+"""What rounds cost: verify time by rows and context, draft time by depth, the wait for a tree.
+
+Estimates from what commits tell, nothing else. Knows seconds; knows no acceptance and no policy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from graft.common.tier import Tier
+from graft.gateway.tiers.gauge import Gauge
+from graft.gateway.tiers.seen import EMPTY, LATE, Seen
+
+_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
+_SHAPE_SLOPE = 0.02
+_FLOOR_S = 0.001
+_CONTEXT_STEP = 512
+_HIT_PRIOR = 0.6
+_LATE_SHARE = 0.95
+
+
+class VerifyTable:
+    """Forward time over rows, for each range of contexts; what was not seen is interpolated."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, dict[int, Gauge]] = {}
+        self._curves: dict[tuple[int, int, int], list[float]] = {}
+
+    def add(self, rows: int, context: int, seconds: float) -> bool:
+        """Takes a measurement; True when the estimate jumped."""
+        table = self._tables.setdefault(_range_of(context), {})
+        bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
+        gauge = table.get(bucket)
+        if gauge is None:
+            gauge = table[bucket] = Gauge(_FLOOR_S)
+        before = gauge.value
+        jumped = gauge.add(seconds)
+        if before is None or abs(gauge.get(0.0) - before) > 0.01 * before:
+            self._curves.clear()
+        return jumped
+
+    def curve(self, num_sessions: int, max_nodes: int, context: int) -> list[float] | None:
+        """Seconds of a step in which each session has 0 (unused), 1, .. `max_nodes` rows.
+
+        None before the first measurement.
+        """
+        if not self._tables:
+            return None
+        wanted = _range_of(context)
+        key = (num_sessions, max_nodes, wanted)
+        curve = self._curves.get(key)
+        if curve is None:
+            nearest = min(self._tables, key=lambda known: (abs(known - wanted), known))
+            table = self._tables[nearest]
+            curve = self._curves[key] = [
+                _interpolated(table, max(1, num_sessions * nodes)) for nodes in range(max_nodes + 1)
+            ]
+        return curve
+
+    def as_body(self) -> dict[str, dict[str, float]]:
+        """Milliseconds by context and rows, for people."""
+        return {
+            f"context from {known * _CONTEXT_STEP}": {
+                str(rows): round(gauge.get(0.0) * 1e3, 3) for rows, gauge in sorted(table.items())
+            }
+            for known, table in sorted(self._tables.items())
+        }
+
+
+def _range_of(context: int) -> int:
+    return min(context // _CONTEXT_STEP, 7)
+
+
+def _interpolated(table: dict[int, Gauge], rows: int) -> float:
+    known = sorted(table)
+    at = bisect_left(known, rows)
+    if at < len(known) and known[at] == rows:
+        return table[rows].get(0.0)
+    if at == 0:
+        return table[known[0]].get(0.0) * _shape(rows) / _shape(known[0])
+    low = known[at - 1]
+    low_s = table[low].get(0.0)
+    if at == len(known):
+        slope = low_s * _SHAPE_SLOPE / _shape(low)
+        if at >= 2:
+            former = known[at - 2]
+            slope = max(slope, (low_s - table[former].get(0.0)) / (low - former))
+        return low_s + slope * (rows - low)
+    high = known[at]
+    return low_s + (table[high].get(0.0) - low_s) * (rows - low) / (high - low)
+
+
+def _shape(rows: int) -> float:
+    """How a forward is thought to grow with its rows before anything else is known."""
+    return 1.0 + _SHAPE_SLOPE * (rows - 1)
+
+
+class DraftCosts:
+    """Draft time and wait of one proposer at one verify replica."""
+
+    def __init__(self) -> None:
+        self.wire = Gauge(_FLOOR_S)
+        self.hidden = Gauge(_FLOOR_S)
+        self._unit = Gauge(_FLOOR_S / 4)
+
+    @property
+    def known(self) -> bool:
+        """True once a tree of it has been waited for."""
+        return self._unit.num_seen > 0
+
+    def add(self, seen: Seen, tier: Tier) -> bool:
+        """Takes a round with a tree, or one whose tree was empty; True when an estimate jumped."""
+        depth = seen.depth or 1
+        jumped = False
+        if not seen.missing:
+            jumped = self._unit.add(seen.draft_s / _steps(depth, tier.topk))
+        if tier.lookahead:
+            return self.hidden.add(seen.wait_s) or jumped
+        return self.wire.add(max(0.0, seen.wait_s - seen.draft_s)) or jumped
+
+    def add_late(self, tier: Tier, deadline_s: float) -> bool:
+        """A tree did not come in `deadline_s`: drafting takes at least that."""
+        least = max(deadline_s - self.wire.get(0.0), 0.5 * deadline_s)
+        if self.draft_s(tier) < least:
+            return self._unit.add(1.1 * least / _steps(tier.num_steps, tier.topk))
+        return False
+
+    def draft_s(self, tier: Tier) -> float:
+        """Time to grow a tree of the tier."""
+        return self._unit.get(0.0) * _steps(tier.num_steps, tier.topk)
+
+    def wait_s(self, tier: Tier, forward_s: float) -> float:
+        """From a commit until the next tree is there, while forwards take `forward_s`."""
+        waited = self.draft_s(tier) + self.wire.get(0.0)
+        if not tier.lookahead:
+            return waited
+        guessed = (1 - _HIT_PRIOR) * waited + _HIT_PRIOR * max(0.0, waited - forward_s)
+        return self.hidden.get(guessed)
+
+    def as_body(self) -> dict[str, float]:
+        """Milliseconds, for people."""
+        return {
+            "draft_step_ms": round(self._unit.get(0.0) * 1e3, 3),
+            "wire_ms": round(self.wire.get(0.0) * 1e3, 3),
+            "wait_with_lookahead_ms": round(self.hidden.get(0.0) * 1e3, 3),
+        }
+
+
+def _steps(depth: int, topk: int) -> float:
+    """Draft time in steps of a chain; the first one has an overhead, width costs a little."""
+    return (depth + 0.5) * (1.0 + 0.1 * (topk - 1))
+
+
+class Costs:
+    """All costs at one verify replica."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.verify = VerifyTable()
+        self.drafts: dict[str, DraftCosts] = {}
+        self.beside = Gauge(_FLOOR_S)
+
+    def draft(self, proposer: str) -> DraftCosts:
+        """The costs of a proposer."""
+        found = self.drafts.get(proposer)
+        if found is None:
+            found = self.drafts[proposer] = DraftCosts()
+        return found
+
+    def add(self, seen: Seen, tier: Tier | None) -> bool:
+        """Takes a round drafted at `tier`, None for one that no drafter had a part in.
+
+        True when an estimate jumped, so that a decision is due.
+        """
+        self.beside.add(seen.queue_s + seen.choice_s)
+        jumped = self.verify.add(seen.num_rows, seen.context, seen.forward_s)
+        if tier is None:
+            return jumped
+        if seen.missing == LATE:
+            return self.draft(tier.proposer).add_late(tier, self.deadline_s) or jumped
+        if not seen.missing or seen.missing == EMPTY:
+            return self.draft(tier.proposer).add(seen, tier) or jumped
+        return jumped
+
+    def too_late(self, tier: Tier) -> bool:
+        """True when trees of the tier are not likely to come before the deadline."""
+        draft = self.draft(tier.proposer)
+        if tier.lookahead and draft.hidden.num_seen:
+            return draft.hidden.get(0.0) > _LATE_SHARE * self.deadline_s
+        return draft.draft_s(tier) + draft.wire.get(0.0) > _LATE_SHARE * self.deadline_s
+
+    def as_body(self) -> dict[str, object]:
+        """For people."""
+        return {
+            "verify_ms": self.verify.as_body(),
+            "drafts": {name: draft.as_body() for name, draft in sorted(self.drafts.items())},
+            "queue_and_choice_ms": round(self.beside.get(0.0) * 1e3, 3),
+        }

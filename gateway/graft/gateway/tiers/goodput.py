@@ -1,0 +1,461 @@
+"""Goodput: the tier with the most tokens a second by live estimates, for each session.
+
+A state machine without I/O: rounds in, switches out, time passed in. Costs are shared by the
+sessions of a verify replica and acceptance is a prior for every new one; each session then keeps
+its own acceptance, and tries with few rounds what its tier does not show.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from graft.common.tier import OFF, Tier
+from graft.gateway.tiers.change import Change
+from graft.gateway.tiers.choose import Load, Offer, Rated, best, plain, rate
+from graft.gateway.tiers.costs import Costs
+from graft.gateway.tiers.field import at_depth
+from graft.gateway.tiers.seen import EMPTY, LATE, Seen, Switch, sentence
+from graft.gateway.tiers.survival import MAX_DEPTH, Survival
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """How eager the policy is.
+
+    margin: gain that another tier must promise, and margin_more for every switch of late.
+    pays: gain over plain decoding below which nothing is drafted.
+    probe_share: share of a session's time that tries may cost.
+    """
+
+    interval: int = 8
+    dwell: int = 8
+    margin: float = 0.03
+    margin_more: float = 0.03
+    margin_window_s: float = 30.0
+    pays: float = 0.03
+    probe_share: float = 0.015
+    probe_least_s: float = 0.7
+    probe_most_s: float = 4.0
+    rival_least_s: float = 2.0
+    rival_most_s: float = 20.0
+    own_half_life: float = 40.0
+    crowd_half_life: float = 400.0
+
+
+KNOBS = Knobs()
+_COSTLY_S = 0.03
+_PROBE_ROUNDS = 2
+_RIVAL_ROUNDS = 4
+_PROBE_MOST_ROUNDS = 6
+_PROBE_DEPTH = 3
+_PATIENCE = 4
+_PROMISING = 0.9
+_STALE_SHARE = 0.3
+_FRESH_S = 2.0
+_DOUBT = 0.25
+
+
+class Goodput:
+    """What all sessions share. `deadline_s` is how long rounds wait for a tree."""
+
+    def __init__(self, deadline_s: float, knobs: Knobs = KNOBS) -> None:
+        self.knobs = knobs
+        self._deadline_s = deadline_s
+        self._costs: dict[str, Costs] = {}
+        self._crowd: dict[str, Survival] = {}
+
+    def costs(self, verify: str) -> Costs:
+        """The costs at a verify replica."""
+        found = self._costs.get(verify)
+        if found is None:
+            found = self._costs[verify] = Costs(self._deadline_s)
+        return found
+
+    def crowd(self, proposer: str) -> Survival:
+        """How far a proposer's drafts survive in all sessions."""
+        found = self._crowd.get(proposer)
+        if found is None:
+            found = self._crowd[proposer] = Survival(self.knobs.crowd_half_life)
+        return found
+
+    def open(
+        self, verify: str, offers: Sequence[Offer], num_sessions: int, context: int, now: float
+    ) -> GoodputPilot:
+        """The pilot of a new session; `offers` are the proposers it may have, the default first."""
+        return GoodputPilot(self, self.costs(verify), offers, Load(num_sessions, context), now)
+
+    def as_body(self) -> dict[str, object]:
+        """The estimates, for people."""
+        survival = {}
+        for name, crowd in sorted(self._crowd.items()):
+            chances = crowd.chances(8)
+            survival[name] = {
+                "by_depth": [round(chance, 3) for chance in chances.first],
+                "by_later_rank": [round(chance, 3) for chance in chances.hazards[1:]],
+                "offered": round(chances.offered, 3),
+                "rounds": crowd.num_rounds,
+            }
+        return {
+            "costs": {verify: costs.as_body() for verify, costs in sorted(self._costs.items())},
+            "survival": survival,
+        }
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A tier that is being tried; `home` is where to go when it does not pay."""
+
+    offer: Offer | None
+    home: Tier
+    home_rate: float
+    rounds: int
+    seen: int = 0
+    waited: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Own:
+    """What this session has shown of a proposer."""
+
+    survival: Survival
+    tried_at: float
+    change: Change = field(default_factory=Change)
+    recent: deque[Seen] = field(default_factory=lambda: deque(maxlen=16))
+    next_try_at: float = 0.0
+    failures: int = 0
+
+
+class GoodputPilot:
+    """The decisions for one session. `tier` is the one in force, or on its way to the drafter."""
+
+    def __init__(
+        self, shared: Goodput, costs: Costs, offers: Sequence[Offer], load: Load, now: float
+    ) -> None:
+        assert offers, "a session without a proposer has nothing to decide"
+        self.load = load
+        self._knobs = shared.knobs
+        self._shared = shared
+        self._costs = costs
+        self._offers = {offer.name: offer for offer in offers}
+        self._own = {
+            name: _Own(Survival(self._knobs.own_half_life, shared.crowd(name)), now)
+            for name in self._offers
+        }
+        self._probe: _Probe | None = None
+        self._since = 0
+        self._quiet = 0
+        self._sessions = float(load.num_sessions)
+        self._decided_sessions = float(load.num_sessions)
+        self._switched: deque[float] = deque(maxlen=16)
+        self._plain_seen_at = -1e9
+        self._failures = 0
+        self._next_probe_at = now + self._knobs.probe_least_s
+        self._drafter = offers[0].name
+        self.tier = self._first(offers)
+        if not self.tier.off:
+            self._drafter = self.tier.proposer
+        for name, own in self._own.items():
+            if name != self._drafter:
+                own.next_try_at = now + self._knobs.rival_least_s
+
+    def observe(self, seen: Seen, now: float) -> Switch | None:
+        """Takes one round of the session; what to change before the next tree, if anything."""
+        self._since += 1
+        self._quiet += 1
+        self.load = Load(self._smooth_sessions(seen.num_sessions), seen.context)
+        by = self._drafted_at(seen)
+        cause = "cost" if self._costs.add(seen, by) else ""
+        if by is not None and seen.missing in ("", EMPTY):
+            cause = self._take(by, seen, now) or cause
+        if by is None and not seen.num_drafted:
+            self._plain_seen_at = now
+        if self._probe is not None:
+            return self._go_on_probing(self._probe, seen, by is not None, now)
+        if not cause and abs(self._sessions - self._decided_sessions) > max(
+            0.75, 0.25 * self._decided_sessions
+        ):
+            cause = "load"
+        if cause or self._quiet >= self._knobs.interval:
+            switch = self._decide(cause, now)
+            if switch is not None:
+                return switch
+        return self._try_something(now)
+
+    def estimates(self) -> dict[str, object]:
+        """What the session is thought to get, for people."""
+        now_rate = self._rate_of(self.tier)
+        base = plain(self._costs, self.load)
+        return {
+            "tier": sentence(self.tier),
+            "tokens_per_s": None if now_rate is None else round(now_rate.rate, 2),
+            "plain_tokens_per_s": None if base is None else round(base.rate, 2),
+        }
+
+    # What was seen.
+
+    def _smooth_sessions(self, num_sessions: int) -> int:
+        self._sessions += 0.35 * (max(1, num_sessions) - self._sessions)
+        return max(1, round(self._sessions))
+
+    def _drafted_at(self, seen: Seen) -> Tier | None:
+        """The tier to which a round tells something, None when no drafter had a part in it."""
+        if seen.num_drafted:
+            if self._since <= 2 and not self.tier.off and self.tier.proposer != self._drafter:
+                return None  # the former proposer's last trees
+            offer = self._offers[self._drafter if self.tier.off else self.tier.proposer]
+            return offer.base if self.tier.off else self.tier
+        if self.tier.off:
+            return None
+        if seen.missing == EMPTY or (seen.missing == LATE and self._since > 2):
+            return self.tier
+        return None
+
+    def _take(self, by: Tier, seen: Seen, now: float) -> str:
+        """Counts what survived; the reason for a decision at once, if there is one."""
+        self._drafter = by.proposer
+        own = self._own[by.proposer]
+        own.tried_at = now
+        alarm = ""
+        if seen.num_drafted and self._probe is None:
+            chances = own.survival.chances(MAX_DEPTH)
+            first = chances.first
+            if seen.ranks or seen.rejected_children > 1:
+                first = [1 - (1 - chance) * (1 - chances.hazards[1]) for chance in first]
+            told = seen.rejected_children > 0 or not seen.ranks
+            depth = seen.depth if told else seen.accepted
+            alarm = own.change.add(seen.accepted, depth, first)
+        own.survival.add(seen)
+        self._shared.crowd(by.proposer).add(seen)
+        own.recent.append(seen)
+        if not alarm:
+            return ""
+        change = own.change
+        count = change.num_fallen if alarm == "fell" else change.num_risen
+        own.survival.fade(0.02)
+        own.survival.distrust()
+        for former in list(own.recent)[-count:]:
+            own.survival.add(former)
+        change.reset()
+        return "acceptance"
+
+    # What to do.
+
+    def _first(self, offers: Sequence[Offer]) -> Tier:
+        """The first tier: the default, or the best one once something is known."""
+        base = plain(self._costs, self.load)
+        known = [offer for offer in offers if self._costs.draft(offer.name).known]
+        if base is None or offers[0] not in known:
+            return offers[0].base
+        found = self._best(known)
+        if found is None or found.rate < base.rate * (1 + self._knobs.pays):
+            return _off(offers[0].base)
+        return found.tier
+
+    def _best(self, offers: Sequence[Offer]) -> Rated | None:
+        found: Rated | None = None
+        for offer in offers:
+            chances = self._own[offer.name].survival.chances(MAX_DEPTH)
+            rated = best(offer, chances, self._costs, self.load)
+            if rated is not None and (found is None or rated.rate > found.rate):
+                found = rated
+        return found
+
+    def _rate_of(self, tier: Tier) -> Rated | None:
+        if tier.off:
+            return plain(self._costs, self.load)
+        chances = self._own[tier.proposer].survival.chances(tier.num_steps)
+        return rate(tier, chances, self._costs, self.load)
+
+    def _known(self, now: float) -> list[Offer]:
+        """Proposers of which enough is known to go there without a try."""
+        return [
+            offer
+            for name, offer in self._offers.items()
+            if (name == self._drafter and (not self.tier.off or self._fresh(name, now)))
+        ]
+
+    def _fresh(self, name: str, now: float) -> bool:
+        own = self._own[name]
+        return own.survival.num_rounds > 0 and now - own.tried_at < _FRESH_S
+
+    def _decide(self, cause: str, now: float) -> Switch | None:
+        self._quiet = 0
+        self._decided_sessions = self._sessions
+        knobs = self._knobs
+        current, base = self._rate_of(self.tier), plain(self._costs, self.load)
+        if current is None or base is None:
+            return None
+        top = self._best(self._known(now)) or base
+        if top.rate < base.rate * (1 + knobs.pays):
+            top = base
+        if top.tier.off:
+            if self.tier.off or (not cause and base.rate < current.rate * 1.01):
+                return None
+            return self._switch(_off(self.tier), cause or "pays_not", current, base, now)
+        late = sum(1 for at in self._switched if now - at < knobs.margin_window_s)
+        margin = knobs.margin + knobs.margin_more * late
+        if self._since < knobs.dwell and not cause:
+            return None
+        if top.rate < current.rate * (1 + margin):
+            return None
+        return self._switch(top.tier, cause or "gain", current, top, now)
+
+    def _switch(self, tier: Tier, reason: str, before: Rated, after: Rated, now: float) -> Switch:
+        detail = f"{before.rate:.1f} to {after.rate:.1f} tokens/s expected"
+        self._switched.append(now)
+        if tier.off:
+            self._failures = 0
+            self._next_probe_at = now + self._knobs.probe_least_s
+        return self._change(tier, reason, detail, probe=False)
+
+    def _change(self, tier: Tier, reason: str, detail: str, *, probe: bool) -> Switch:
+        switch = Switch(self.tier, tier, reason, detail, probe)
+        self.tier = tier
+        self._since = 0
+        self._quiet = 0
+        for own in self._own.values():
+            own.change.reset()
+        return switch
+
+    # Tries.
+
+    def _try_something(self, now: float) -> Switch | None:
+        if self.tier.off:
+            return self._try_drafting(now) if now >= self._next_probe_at else None
+        if self._since < self._knobs.dwell:
+            return None
+        for name, own in self._own.items():
+            if name != self.tier.proposer and now >= own.next_try_at:
+                return self._try_rival(self._offers[name], now)
+        return self._try_plain(now)
+
+    def _try_drafting(self, now: float) -> Switch | None:
+        """From tier 0: the proposer that was not tried for the longest time, for a few rounds."""
+        base = plain(self._costs, self.load)
+        if base is None:
+            return None
+        offer = min(self._offers.values(), key=lambda offer: self._own[offer.name].tried_at)
+        own = self._own[offer.name]
+        own.survival.fade(_STALE_SHARE)
+        tier = self._worth_trying(offer)
+        rated = self._rate_of(tier)
+        loss_s = 0.0 if rated is None else rated.seconds - base.seconds
+        rounds = 1 if loss_s > _COSTLY_S else _PROBE_ROUNDS
+        self._probe = _Probe(offer, self.tier, base.rate, rounds)
+        own.tried_at = now
+        return self._change(tier, "probe", f"after {base.rate:.1f} tokens/s plain", probe=True)
+
+    def _try_rival(self, offer: Offer, now: float) -> Switch | None:
+        """From one proposer: another one, unless it is known to be much worse."""
+        own = self._own[offer.name]
+        current = self._rate_of(self.tier)
+        if current is None:
+            return None
+        rated = best(offer, own.survival.chances(MAX_DEPTH), self._costs, self.load)
+        if (
+            rated is not None
+            and self._costs.draft(offer.name).known
+            and self._shared.crowd(offer.name).num_rounds > 100
+            and rated.rate < 0.8 * current.rate
+        ):
+            own.next_try_at = now + self._knobs.rival_most_s
+            return None
+        own.survival.fade(_STALE_SHARE)
+        tier = self._worth_trying(offer)
+        self._probe = _Probe(offer, self.tier, current.rate, _RIVAL_ROUNDS)
+        return self._change(tier, "probe", f"after {current.rate:.1f} tokens/s", probe=True)
+
+    def _try_plain(self, now: float) -> Switch | None:
+        """From a tier that hardly pays: plain rounds, whose time is only guessed otherwise."""
+        if now - self._plain_seen_at < self._knobs.rival_most_s:
+            return None
+        current, base = self._rate_of(self.tier), plain(self._costs, self.load)
+        if current is None or base is None or current.rate > base.rate * (1 + _DOUBT):
+            return None
+        self._probe = _Probe(None, self.tier, current.rate, 1)
+        detail = f"{base.rate:.1f} tokens/s guessed without drafts"
+        return self._change(_off(self.tier), "probe", detail, probe=True)
+
+    def _worth_trying(self, offer: Offer) -> Tier:
+        rated = best(
+            offer, self._own[offer.name].survival.chances(MAX_DEPTH), self._costs, self.load
+        )
+        if not self._costs.draft(offer.name).known or rated is None:
+            return offer.base
+        if rated.tier.num_steps >= min(_PROBE_DEPTH, offer.base.num_steps):
+            return rated.tier
+        return at_depth(offer.base, min(_PROBE_DEPTH, offer.base.num_steps))
+
+    def _go_on_probing(self, probe: _Probe, seen: Seen, told: bool, now: float) -> Switch | None:
+        probe.waited += 1
+        if probe.offer is None:
+            told = not seen.num_drafted
+        if told:
+            probe.seen += 1
+            probe.seconds += seen.wait_s + seen.queue_s + seen.forward_s + seen.choice_s
+            probe.tokens += seen.accepted + 1
+        if probe.seen < probe.rounds and probe.waited < probe.rounds + _PATIENCE:
+            return None
+        base = plain(self._costs, self.load)
+        if probe.offer is None or base is None:
+            return self._end_plain_try(probe, now)
+        found = self._best([probe.offer])
+        home = base if probe.home.off else self._rate_of(probe.home)
+        margin = self._knobs.pays if probe.home.off else 2 * self._knobs.margin
+        if found is None or home is None or not probe.seen:
+            return self._give_up(probe, now)
+        if found.rate >= max(home.rate * (1 + margin), base.rate * (1 + self._knobs.pays)):
+            self._probe = None
+            self._failures = self._own[probe.offer.name].failures = 0
+            self._switched.append(now)
+            if probe.home.off is False:
+                self._own[probe.home.proposer].next_try_at = now + self._knobs.rival_most_s
+            detail = f"{home.rate:.1f} to {found.rate:.1f} tokens/s expected"
+            tier = found.tier
+            switch = Switch(probe.home, tier, "probe_paid", detail)
+            self.tier, self._since, self._quiet = tier, 0, 0
+            return switch
+        promising = found.rate >= _PROMISING * home.rate and probe.tokens > probe.seen
+        if promising and probe.seen < _PROBE_MOST_ROUNDS:
+            return None
+        return self._give_up(probe, now)
+
+    def _give_up(self, probe: _Probe, now: float) -> Switch:
+        """Goes back, and waits until the loss of this try is a small share of the time."""
+        knobs = self._knobs
+        assert probe.offer is not None
+        own = self._own[probe.offer.name]
+        loss_s = max(0.002, probe.seconds - probe.tokens / probe.home_rate)
+        wait_s = loss_s / knobs.probe_share
+        if probe.home.off:
+            self._failures += 1
+            wait_s *= 1.2 ** min(self._failures, 8)
+            self._next_probe_at = now + min(max(wait_s, knobs.probe_least_s), knobs.probe_most_s)
+        else:
+            own.failures += 1
+            wait_s *= 2.0 ** min(own.failures, 5)
+            own.next_try_at = now + min(max(wait_s, knobs.rival_least_s), knobs.rival_most_s)
+        self._probe = None
+        detail = f"{probe.tokens} tokens in {probe.seconds * 1e3:.0f} ms"
+        return self._change(probe.home, "probe_over", detail, probe=True)
+
+    def _end_plain_try(self, probe: _Probe, now: float) -> Switch | None:
+        self._probe = None
+        self._plain_seen_at = now
+        base, home = plain(self._costs, self.load), self._rate_of(probe.home)
+        if base is not None and home is not None and base.rate > home.rate:
+            self._switched.append(now)
+            self._next_probe_at = now + self._knobs.probe_least_s
+            detail = f"{home.rate:.1f} to {base.rate:.1f} tokens/s expected"
+            self._since = self._quiet = 0
+            return Switch(probe.home, self.tier, "pays_not", detail)
+        return self._change(probe.home, "probe_over", "drafting pays", probe=True)
+
+
+def _off(tier: Tier) -> Tier:
+    """Tier 0 with the proposer kept, so that its drafter keeps its state of the session."""
+    return replace(OFF, proposer=tier.proposer)
