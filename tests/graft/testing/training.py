@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,19 +11,10 @@ from torch import Tensor
 
 from graft.draft.checkpoints.borrowed import Borrowed
 from graft.models.weights import FINAL_NORM
+from graft.train.corpus import SequenceRef
 from graft.train.laws import LawMaker, LawTable
 from graft.train.start import eagle3_layers, eagle3_target, fresh_eagle3
 from graft.train.unroll import Eagle3Trainee, UnrollOptions
-from graft.train.windows import Ref
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRef:
-    """A sequence of `MemoryCorpus`."""
-
-    number: int
-    prompt_len: int
-    temperature: float
 
 
 class MemoryCorpus:
@@ -45,23 +35,22 @@ class MemoryCorpus:
             torch.from_numpy(random.standard_normal((n - 1, len(layers), hidden)).astype("f4"))
             for n in lengths
         ]
-        self.refs = [MemoryRef(i, 3, 0.7 * (i % 2)) for i in range(len(lengths))]
+        self.refs = [
+            SequenceRef(str(i), 0, 0, n, 3, 0.7 * (i % 2), "length", i)
+            for i, n in enumerate(lengths)
+        ]
 
-    def tokens(self, ref: Ref) -> NDArray[np.int32]:
+    def tokens(self, ref: SequenceRef) -> NDArray[np.int32]:
         """[n]"""
-        return self._tokens[self._number(ref)]
+        return self._tokens[ref.index]
 
-    def states(self, ref: Ref) -> Tensor:
+    def states(self, ref: SequenceRef) -> Tensor:
         """[n - 1, states, hidden]"""
-        return self._states[self._number(ref)]
+        return self._states[ref.index]
 
     def laws(self, maker: LawMaker) -> LawTable:
         """Of all rows, in order."""
         return maker.of_all(self.states(ref)[:, -1] for ref in self.refs)
-
-    def _number(self, ref: Ref) -> int:
-        assert isinstance(ref, MemoryRef)
-        return ref.number
 
 
 def tiny_trainee(

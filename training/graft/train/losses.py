@@ -23,7 +23,7 @@ class _HeadLogProbabilities(torch.autograd.Function):
         logits = hidden @ weight.T
         norms = torch.empty(len(hidden))
         for rows in _chunks(len(hidden)):
-            norms[rows] = _log_sum_exp(logits[rows].float())
+            norms[rows] = _log_sum_exp(logits[rows].to(torch.float32, copy=True))
         ctx.save_for_backward(hidden, weight, columns, logits, norms)
         return logits.gather(1, columns).float() - norms[:, None]
 
@@ -36,7 +36,13 @@ class _HeadLogProbabilities(torch.autograd.Function):
         to_weight = torch.zeros(weight.shape) if ctx.needs_input_grad[1] else None
         mass = grad.sum(1)
         for rows in _chunks(len(hidden)):
-            part = logits[rows].float().sub_(norms[rows, None]).exp_().mul_(-mass[rows, None])
+            part = (
+                logits[rows]
+                .to(torch.float32, copy=True)
+                .sub_(norms[rows, None])
+                .exp_()
+                .mul_(-mass[rows, None])
+            )
             part.scatter_add_(1, columns[rows], grad[rows])
             part = part.to(hidden.dtype)
             to_hidden[rows] = part @ weight

@@ -15,20 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graft.train.corpus import SequenceRef
 from graft.train.laws import LawTable
 from graft.train.trainee import Batch, Laws
-
-
-class Ref(Protocol):
-    """One sequence of a corpus."""
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt, the answer begins behind them."""
-
-    @property
-    def temperature(self) -> float:
-        """At which the answer was written."""
 
 
 class Source(Protocol):
@@ -38,10 +27,10 @@ class Source(Protocol):
     def layers(self) -> tuple[int, ...]:
         """States of a row, in the numbering of Hugging Face."""
 
-    def tokens(self, ref: Ref) -> NDArray[np.int32]:
+    def tokens(self, ref: SequenceRef) -> NDArray[np.int32]:
         """[n]"""
 
-    def states(self, ref: Ref) -> Tensor:
+    def states(self, ref: SequenceRef) -> Tensor:
         """[n - 1, states, hidden], float32."""
 
 
@@ -72,7 +61,7 @@ class Windows:
     def __init__(
         self,
         source: Source,
-        refs: Sequence[Ref],
+        refs: Sequence[SequenceRef],
         layers: tuple[int, ...],
         shape: WindowShape,
         seed: int | None,

@@ -1,0 +1,71 @@
+"""Builds the network in training that a proposer's name asks for.
+
+The one file that knows every kind; what a kind is, is in the file of its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graft.common.errors import Unsupported
+from graft.draft.checkpoints.borrowed import Borrowed
+from graft.train.corpus import Corpus
+from graft.train.start import eagle3_layers, eagle3_target, fresh_eagle3
+from graft.train.trainee import Trainee
+from graft.train.unroll import Eagle3Trainee, UnrollOptions
+
+_SAMPLED_SEQUENCES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UnrollChoice:
+    """Options of the unrolled steps that a user may set; see `UnrollOptions`."""
+
+    share: float = 0.5
+    accept: str = "greedy"
+    accept_from: float = 0.6
+    accept_share: float = 0.5
+
+    def options(self) -> UnrollOptions:
+        """The choice, with everything else by default."""
+        weights = UnrollOptions().weights
+        return UnrollOptions(
+            shares=(1.0, *(self.share,) * (len(weights) - 1)),
+            accept=self.accept,
+            accept_from=self.accept_from,
+            accept_share=self.accept_share,
+        )
+
+
+def make_trainee(
+    proposer: str, borrowed: Borrowed, corpus: Corpus, dtype: torch.dtype, choice: UnrollChoice
+) -> Trainee:
+    """A fresh trainee; random draws come from torch's global generator.
+
+    Raises:
+        InvalidArgument: the corpus is not finished.
+        Unsupported: no such proposer is trained here.
+    """
+    drafted = corpus.draft_vocab()
+    match proposer:
+        case "eagle3":
+            target = eagle3_target(borrowed, eagle3_layers(borrowed.num_layers), drafted)
+            sizes = state_sizes(corpus, target.layers)
+            return Eagle3Trainee(
+                fresh_eagle3(borrowed, target, sizes, dtype), target, choice.options()
+            )
+    raise Unsupported(f"{proposer} is not trained here, expected eagle3")
+
+
+def state_sizes(corpus: Corpus, layers: tuple[int, ...]) -> Tensor:
+    """[states * hidden]: root mean square of each channel over the first sequences.
+
+    The first row of a sequence is left out: there some channels are a thousand times larger.
+    """
+    picked = [corpus.layers.index(layer) for layer in layers]
+    refs = corpus.sequences("train")[:_SAMPLED_SEQUENCES]
+    rows = torch.cat([corpus.states(ref)[1:, picked].flatten(1) for ref in refs])
+    return rows.pow(2).mean(0).sqrt()
