@@ -599,3 +599,22 @@ def test_the_scheduler_tells_arrays_that_do_not_change_later() -> None:
     before = told.tokens.copy()
     bench.run()
     assert np.array_equal(told.tokens, before)
+
+
+def test_a_tree_that_came_while_the_step_ran_is_a_hit_or_a_miss_and_not_late() -> None:
+    bench = Bench()
+    session = bench.open(new_session(1, PROMPT, max_tokens=20, speculate=True))
+    bench.join(session)
+    bench.step()
+    bench.push(session, 2)
+    tokens = session.prefix.tokens.tolist()
+    after = [*tokens, *text_after(tokens, 3)]
+    during = bench.now
+    bench.step()
+    for outcome in (after, [*after[:-1], (after[-1] + 1) % 50]):
+        proposal = Proposal(right_tree(outcome, 2), arrived=during, stream=1)
+        bench.scheduler.offer(1, new_session(0, outcome).name, proposal, bench.now)
+    tally = bench.scheduler.tally
+    assert (tally.pushed["hit"], tally.pushed["miss"], tally.pushed["stale"]) == (1, 1, 0)
+    assert tally.wasted_nodes == 2
+    assert not bench.of(RefusalTold)

@@ -62,7 +62,7 @@ async def test_describe_says_what_a_peer_must_know(bench: VerifyBench) -> None:
     assert about.incarnation_id != 0
     assert (about.vocab_size, about.context_length) == (320, 512)
     assert list(about.eos_token_ids) == [258, 256]
-    assert (about.max_nodes, about.max_depth, about.max_trees) == (32, 16, 8)
+    assert (about.max_nodes, about.max_depth, about.max_trees) == (32, 16, 32)
     assert (about.kv_page_count, about.kv_page_free_count, about.kv_page_tokens) == (128, 128, 16)
     assert (about.hidden_size, about.layer_count) == (64, 2)
     assert len(about.tokenizer_digest) == 64

@@ -347,7 +347,7 @@ async def test_more_trees_than_are_held_push_out_the_oldest(
     bench: VerifyBench, truth: list[int]
 ) -> None:
     def flood(seat: Seat) -> Say:
-        guesses = [seat.propose(chain([token, 1]), [*seat.tokens, token]) for token in range(12)]
+        guesses = [seat.propose(chain([token, 1]), [*seat.tokens, token]) for token in range(40)]
         return Say(trees=[*guesses, seat.propose(right(truth, seat))])
 
     generation, drafter = await run(bench, scripted(flood))

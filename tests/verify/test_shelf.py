@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graft.common.tree import chain
 from graft.v1.tree_pb2 import TreeRefusal
-from graft.verify.shelf import Proposal, Shelf
+from graft.verify.shelf import Proposal, Room, Shelf
 
 CURRENT = (10, 111)
 
@@ -72,3 +72,33 @@ def test_a_commit_drops_what_can_no_longer_come_true() -> None:
     assert [name for name, _ in dead] == [(10, 111), (11, 1), (12, 2)]
     assert shelf.get((12, 3)) is not None
     assert shelf.get((13, 4)) is not None
+
+
+def test_shelves_share_a_room_and_make_place_on_their_own() -> None:
+    room = Room(3)
+    first, second = Shelf(4, room), Shelf(4, room)
+    first.put((11, 1), proposal(), CURRENT)
+    first.put((12, 1), proposal(), CURRENT)
+    second.put((11, 2), proposal(), CURRENT)
+    gone = second.put((12, 2), proposal(), CURRENT)
+    assert gone is not None and gone[0] == (11, 2)
+    assert (len(first), len(second), room.num_held) == (2, 1, 3)
+
+
+def test_a_tree_for_the_committed_prefix_finds_a_place_in_a_full_room() -> None:
+    room = Room(1)
+    first, second = Shelf(4, room), Shelf(4, room)
+    first.put((11, 1), proposal(), CURRENT)
+    assert second.put(CURRENT, proposal(), CURRENT) is None
+    assert second.put((11, 2), proposal(), CURRENT) is not None
+
+
+def test_a_session_that_ends_leaves_its_room() -> None:
+    room = Room(2)
+    shelf = Shelf(4, room)
+    shelf.put(CURRENT, proposal(), CURRENT)
+    shelf.put((11, 1), proposal(), CURRENT)
+    shelf.advance((11, 1))
+    assert room.num_held == 1
+    shelf.clear()
+    assert room.num_held == 0

@@ -132,6 +132,12 @@ class _State(Collector):
             "outcome",
             {name: tally.pushed[name] for name in ("hit", "miss", "stale")},
         )
+        yield _total(
+            "graft_wasted_nodes",
+            "Drafted nodes pushed ahead for prefixes that did not come",
+            tally.wasted_nodes,
+        )
+        yield _total("graft_trimmed_nodes", "Drafted nodes cut to keep steps cheap", tally.trimmed)
         yield _labelled(
             "graft_rejected_trees",
             "Trees that were not used",

@@ -14,6 +14,7 @@ from graft.common.tree import Tree, TreeRefused, root_only, trim
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 from graft.verify.audience import Audience
+from graft.verify.budget import VerifyBudget
 from graft.verify.drawn import fit
 from graft.verify.ending import Cut
 from graft.verify.events import Committed, Event, Failed, Finished, Opened, Timing
@@ -56,15 +57,20 @@ class Scheduler:
     """The session table and the round machine. Not thread-safe: one thread calls it."""
 
     def __init__(
-        self, limits: SchedulerLimits, pool: PagePool, offer: FeatureOffer | None = None
+        self,
+        limits: SchedulerLimits,
+        pool: PagePool,
+        offer: FeatureOffer | None = None,
+        budget: VerifyBudget | None = None,
     ) -> None:
-        """offer: the hidden states that drafters can have."""
+        """offer: the hidden states that drafters can have. budget: cuts trees when it pays."""
         self.limits = limits
         self.tally = Tally()
         self.draining = False
         self.places = Places(pool, limits.max_running, self.tally)
         self._sessions: dict[int, Session] = {}
         self._audience = Audience(self.tally, offer)
+        self._budget = budget
         self._step: Step | None = None
         self._step_s = 0.0
         self._idle_since = 0.0
@@ -155,6 +161,13 @@ class Scheduler:
                 self.refuse(session_id, name, empty, refused.refusal)
                 return
             proposal = fitted.proposal
+            if proposal.arrived <= session.since:
+                # It came while the step ran that has just ended, ahead of the commit.
+                passed = name[0] <= session.length and name != session.name
+                if passed and not session.was_at(name):
+                    self.tally.count_miss(proposal.tree)
+                    return
+                self.tally.pushed["hit"] += name == session.name and proposal.tree is not None
             self.tally.trees_cut += fitted.cut
             self.tally.trees_redrawn += fitted.redrawn
         self._audience.offer(session_id, session, name, proposal, now)
@@ -285,6 +298,8 @@ class Scheduler:
     def _rounds(self, placed: list[tuple[Session, Turn]], rows: int) -> list[Round]:
         """The rounds of a step, with trees cut to budget, context, rows and pages."""
         trees = [_within_room(turn.tree, session) for session, turn in placed]
+        if self._budget is not None:
+            trees = self._trimmed(self._budget, [session for session, _ in placed], trees)
         granted = share([tree.num_nodes - 1 for tree in trees], rows)
         rounds = []
         for (session, turn), tree, num_drafted in zip(placed, trees, granted, strict=True):
@@ -300,12 +315,22 @@ class Scheduler:
             rounds.append(Round(session, tree, turn))
         return rounds
 
+    def _trimmed(
+        self, budget: VerifyBudget, sessions: list[Session], trees: list[Tree]
+    ) -> list[Tree]:
+        """The trees without the nodes that make the step slower than they are worth."""
+        kept = budget.keep([session.session_id for session in sessions], trees)
+        self.tally.trimmed += sum(tree.num_nodes for tree in trees) - sum(kept)
+        return [trim(tree, count, tree.num_nodes) for tree, count in zip(trees, kept, strict=True)]
+
     def _end_step(self, step: Step, timing: StepTiming, now: float) -> None:
         assert step is self._step, "another step was planned"
         self._step = None
         self._step_s = now - timing.started
         self._idle_since = now
         self.tally.steps += 1
+        if self._budget is not None and all(isinstance(work, Round) for work in step.works):
+            self._budget.timed(step.num_rows, timing.forward_s + timing.choice_s)
         for work in step.works:
             work.session.in_step = False
             if isinstance(work, Recall):
@@ -337,6 +362,8 @@ class Scheduler:
             num_drafted, depth = work.tree.num_nodes - 1, work.tree.max_depth
             session.num_rounds += 1
             session.num_drafted += num_drafted
+            if self._budget is not None:
+                self._budget.walked(session.session_id, work.tree, outcome.nodes)
         self._audience.captured(session, outcome.features)
         used = session.name
         cut, dead = session.commit(outcome.tokens, outcome.accepted, now)
@@ -350,7 +377,9 @@ class Scheduler:
         )
         self.tally.count_round(kept, accepted, num_drafted, reason)
         self.tally.count_rule(session.request.sampling)
-        self.tally.pushed["miss"] += sum(1 for name, _ in dead if name != used)
+        for name, proposal in dead:
+            if name != used:
+                self.tally.count_miss(proposal.tree)
         self.tally.pushed["hit"] += session.has_tree
         self._happened(
             Committed(
@@ -402,6 +431,9 @@ class Scheduler:
     def _remove(self, session: Session) -> None:
         del self._sessions[session.session_id]
         self.places.remove(session)
+        session.shelf.clear()
+        if self._budget is not None:
+            self._budget.forget(session.session_id)
         self._audience.tell_end(session)
 
     def _end_if_replayed_to_its_end(self, session: Session) -> None:

@@ -15,6 +15,7 @@ from graft.common.tracing import OFF, Tracing, open_tracing
 from graft.common.tree import TreeLimits
 from graft.kernels.cpu.simulate import Simulation
 from graft.v1 import verify_pb2, verify_pb2_grpc
+from graft.verify.budget import VerifyBudget
 from graft.verify.capture import Capturer
 from graft.verify.door import Door, default_rule
 from graft.verify.engine import Engine
@@ -27,6 +28,7 @@ from graft.verify.scheduler import Scheduler, SchedulerLimits
 from graft.verify.self_check import check_target
 from graft.verify.service import Serving, VerifyService
 from graft.verify.settings import VerifySettings
+from graft.verify.shelf import Room
 from graft.verify.simulated import closed_to_clients, simulation_message, simulation_of
 
 _log = log.get("server")
@@ -176,7 +178,8 @@ class VerifyServer:
             share_bytes=loaded.plan.feature_bytes // settings.max_running,
             projections=capturer.shapes,
         )
-        scheduler = Scheduler(limits, pool, offer)
+        budget = VerifyBudget() if settings.trim_trees and simulation is None else None
+        scheduler = Scheduler(limits, pool, offer, budget)
         runner = Runner(target.decoder, loaded.ops, loaded.kv, capturer, simulation)
         engine = Engine(scheduler, runner, service.deliver)
         service.serve(
@@ -193,6 +196,7 @@ class VerifyServer:
                 identity=Identity(target.vocab_size, target.tokenizer_digest),
                 description=self._description(loaded, offer, simulation),
                 max_trees=settings.max_trees,
+                room=Room(settings.max_held_trees),
             )
         )
         self.metrics.attach(scheduler.tally, lambda: _gauges(scheduler, service))

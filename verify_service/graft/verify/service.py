@@ -39,6 +39,7 @@ from graft.verify.metrics import VerifyMetrics
 from graft.verify.outgoing import Outgoing
 from graft.verify.scheduler import Scheduler
 from graft.verify.session import Session
+from graft.verify.shelf import Room
 from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
 
@@ -58,6 +59,7 @@ class Serving:
     identity: Identity
     description: verify_pb2.VerifyServiceDescribeResponse
     max_trees: int
+    room: Room
 
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
@@ -135,7 +137,12 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             raise ProtocolBroken("the first message of Generate must be open", field="request")
         request, ending = serving.door.check(first.open)
         session = Session(
-            self._new_session_id(), secrets.token_bytes(16), request, ending, serving.max_trees
+            self._new_session_id(),
+            secrets.token_bytes(16),
+            request,
+            ending,
+            serving.max_trees,
+            serving.room,
         )
         session_id = session.session_id
         events: asyncio.Queue[SessionEvent] = asyncio.Queue()

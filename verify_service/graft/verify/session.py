@@ -22,7 +22,7 @@ from graft.verify.ending import Cut, Ending
 from graft.verify.events import TokenLogprob
 from graft.verify.features import Feed
 from graft.verify.pages import PageTable
-from graft.verify.shelf import PrefixName, Proposal, Shelf
+from graft.verify.shelf import PrefixName, Proposal, Room, Shelf
 
 _REMEMBERED_PREFIXES = 64
 _LATENCY_SHARE = 0.3
@@ -83,7 +83,9 @@ class Session:
         request: SessionRequest,
         ending: Ending,
         max_trees: int,
+        room: Room | None = None,
     ) -> None:
+        """max_trees, room: the most trees held for this session, and for all of them."""
         self.session_id = session_id
         self.ticket = ticket
         self.request = request
@@ -100,7 +102,7 @@ class Session:
         self.streams: set[int] = set()
         self.told: set[int] = set()
         self.feed: Feed | None = None
-        self.shelf = Shelf(max_trees)
+        self.shelf = Shelf(max_trees, room)
         self.tree_deadline_s = request.tree_deadline_s
         self.since = 0.0
         self.expecting = request.speculate
@@ -224,6 +226,10 @@ class Session:
         if proposal.refused:
             return None
         return self.shelf.put(name, proposal, self._name)
+
+    def was_at(self, name: PrefixName) -> bool:
+        """True when the session stood at this prefix, not long ago."""
+        return any(known == name for known, _ in self._recent)
 
     def _show_up(self, latency_s: float) -> None:
         """A tree that came within its deadline, even for a prefix now passed, is worth waiting."""

@@ -43,7 +43,13 @@ class VerifySettings(Settings):
         64, ge=1, le=HARD_MAX_NODES, description="Nodes of a tree, root included."
     )
     max_depth: int = Field(32, ge=0, le=HARD_MAX_NODES - 1, description="Depth of a tree.")
-    max_trees: int = Field(8, ge=1, le=64, description="Trees held for a session.")
+    max_trees: int = Field(32, ge=1, le=64, description="Trees held for a session.")
+    max_held_trees: int = Field(
+        2048, ge=1, le=1 << 20, description="Trees pushed ahead that are held, of all sessions."
+    )
+    trim_trees: bool = Field(
+        True, description="Cut the least promising nodes where a crowded step costs more for them."
+    )
     chunk_tokens: int = Field(
         128, ge=1, description="Prompt tokens that share a step with decoding sessions."
     )

@@ -32,11 +32,21 @@ class Proposal:
     probs: tuple[Distribution, ...] = ()
 
 
+@dataclass(slots=True)
+class Room:
+    """What the shelves of all sessions hold together, and the most they may."""
+
+    max_trees: int
+    num_held: int = 0
+
+
 class Shelf:
     """Proposals by prefix name; insertion order is arrival order."""
 
-    def __init__(self, max_trees: int) -> None:
+    def __init__(self, max_trees: int, room: Room | None = None) -> None:
+        """room: shared with other shelves; without one, only `max_trees` is a limit."""
         self._max_trees = max_trees
+        self._room = room or Room(max_trees)
         self._held: dict[PrefixName, Proposal] = {}
 
     def __len__(self) -> int:
@@ -51,21 +61,31 @@ class Shelf:
     ) -> tuple[PrefixName, Proposal, TreeRefusal.ValueType] | None:
         """Holds a proposal; returns the one that had to go, with the reason.
 
-        That is an older one, or the new one itself when the only one held fits `current`.
+        That is an older one of this shelf, or the new one itself when the only one held fits
+        `current`. A tree for `current` itself finds a place even when all shelves are full.
         """
         gone: tuple[PrefixName, Proposal, TreeRefusal.ValueType] | None = None
         former = self._held.pop(name, None)
+        crowded = self._room.num_held >= self._room.max_trees and name != current
         if former is not None:
             gone = (name, former, TreeRefusal.TREE_REFUSAL_REPEATED)
-        elif len(self._held) >= self._max_trees:
+        elif len(self._held) >= self._max_trees or crowded:
             oldest = next((held for held in self._held if held != current), None)
             if oldest is None:
                 return (name, proposal, TreeRefusal.TREE_REFUSAL_NO_CREDIT)
             gone = (oldest, self._held.pop(oldest), TreeRefusal.TREE_REFUSAL_NO_CREDIT)
+        else:
+            self._room.num_held += 1
         self._held[name] = proposal
         return gone
 
     def advance(self, current: PrefixName) -> list[tuple[PrefixName, Proposal]]:
         """Drops what can no longer come true at `current`, and returns it."""
         passed = [name for name in self._held if name[0] <= current[0] and name != current]
+        self._room.num_held -= len(passed)
         return [(name, self._held.pop(name)) for name in passed]
+
+    def clear(self) -> None:
+        """Drops everything: the session is over."""
+        self._room.num_held -= len(self._held)
+        self._held.clear()

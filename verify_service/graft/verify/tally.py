@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from graft.common.sampling import Sampling
+from graft.common.tree import Tree
 from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters that only grow. pushed: hit, miss or stale, of trees sent before they were asked.
+    """Counters that only grow. pushed: hit, miss or stale, of trees sent before they were asked;
+    wasted_nodes: drafted nodes of those that missed. trimmed: nodes cut for a cheaper step.
 
     feature_bytes, feature_rows: hidden states sent, with commits ("commit") and beside ("prefix").
     """
@@ -37,12 +39,20 @@ class Tally:
     feature_rows: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     streams_dropped: int = 0
+    wasted_nodes: int = 0
+    trimmed: int = 0
     trees_cut: int = 0
     trees_redrawn: int = 0
 
     def count_rule(self, sampling: Sampling) -> None:
         """One commit by the session's accept rule; a lossy one is named apart."""
         self.rules[f"{sampling.rule_name}_lossy" if sampling.lossy else sampling.rule_name] += 1
+
+    def count_miss(self, tree: Tree | None) -> None:
+        """A tree that was here before it could be used, for a prefix that did not come."""
+        if tree is not None:
+            self.pushed["miss"] += 1
+            self.wasted_nodes += tree.num_nodes - 1
 
     def count_round(
         self, kept: int, accepted: int, num_drafted: int, reason: PlainReason.ValueType
