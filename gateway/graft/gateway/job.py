@@ -134,4 +134,5 @@ class Tally:
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
+    num_reasoning: int = 0
     record: SpeculationRecord = field(default_factory=SpeculationRecord)

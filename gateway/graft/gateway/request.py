@@ -190,7 +190,7 @@ class ChatMessage(Fields):
         if isinstance(content, list):
             texts = []
             for part in content:
-                if part.type not in ("text", "input_text", "refusal"):
+                if part.type not in ("text", "input_text", "output_text", "refusal"):
                     raise Unsupported(_ONLY_TEXT.format(kind=part.type[:40]), field=field)
                 if part.text is None:
                     raise InvalidArgument("a text part has no text", field=field)

@@ -16,7 +16,7 @@ from graft.gateway.core import Gateway
 from graft.gateway.info import server_version
 from graft.gateway.keys import Keys
 from graft.gateway.request import invalid
-from graft.gateway.rest import chat, completions, health, models, tokenize
+from graft.gateway.rest import chat, completions, health, models, responses, tokenize
 from graft.gateway.rest.errors import HttpError, error_response, http_error_response
 from graft.gateway.rest.follow import ClientGone
 from graft.gateway.rest.middleware import CLIENT_GONE, Front
@@ -37,8 +37,8 @@ def build(gateway: Gateway, tracing: Tracing = OFF) -> ASGIApp:
         redoc_url=None,
     )
     app.state.gateway = gateway
-    for router in (models.router, chat.router, completions.router, tokenize.router, health.router):
-        app.include_router(router)
+    for route in (models, chat, completions, responses, tokenize, health):
+        app.include_router(route.router)
     app.add_exception_handler(GraftError, _graft_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

@@ -24,7 +24,7 @@ from graft.gateway.rest.context import (
     ignored_header,
 )
 from graft.gateway.rest.message import Deltas, finish_reason, message_body
-from graft.gateway.rest.sse import begin
+from graft.gateway.rest.sse import Shaper, begin
 from graft.gateway.rest.trace import rounds_body
 from graft.gateway.rounds import SeenRound
 from graft.gateway.speech.reader import read_message
@@ -52,7 +52,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return JSONResponse(content, headers=headers)
 
 
-class _ChatChunks:
+class _ChatChunks(Shaper):
     """The objects of one chat completion."""
 
     def __init__(self, gateway: Gateway, body: ChatRequest, answer: Answer) -> None:
@@ -77,7 +77,9 @@ class _ChatChunks:
 
     def whole(self, index: int, choice: Collected) -> dict[str, Any]:
         """A choice of the body that is not streamed."""
-        message = read_message(choice.text, self._answer.job.speech)
+        texts = [one.text for one in choice.tokens]
+        message = read_message(choice.text, self._answer.job.speech, texts)
+        self._answer.tally.num_reasoning += message.num_reasoning_tokens
         return {
             "index": index,
             "message": message_body(message),
@@ -96,7 +98,9 @@ class _ChatChunks:
         """A piece of text; a piece without text is sent only for what its tokens carry."""
         tokens = event.piece.tokens
         carries = bool(tokens) and (self._body.logprobs or self._body.return_token_ids)
-        delta = self._deltas[event.index].of(event.piece.text, tokens)
+        deltas = self._deltas[event.index]
+        delta = deltas.of(event.piece.text, tokens)
+        self._answer.tally.num_reasoning += deltas.num_reasoning_tokens
         if not delta and not carries and not event.rounds:
             return []
         chunk = self._chunk(event.index, delta)

@@ -22,7 +22,7 @@ from graft.gateway.rest.context import (
     gateway_of,
     ignored_header,
 )
-from graft.gateway.rest.sse import begin
+from graft.gateway.rest.sse import Shaper, begin
 from graft.gateway.rest.trace import rounds_body
 from graft.gateway.text import Piece, token_texts
 
@@ -54,7 +54,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return JSONResponse(content, headers=headers)
 
 
-class _TextChunks:
+class _TextChunks(Shaper):
     """The objects of one text completion."""
 
     def __init__(self, gateway: Gateway, body: CompletionRequest, answer: Answer) -> None:

@@ -41,7 +41,7 @@ class Deltas:
 
     def __init__(self, speech: Speech) -> None:
         self.num_calls = 0
-        self.num_reasoning_tokens = 0
+        self.num_reasoning_tokens = 0  # of the piece that was read last
         self._speech = speech
         self._reader = None if speech.plain else MessageReader(speech)
 
@@ -49,9 +49,9 @@ class Deltas:
         """The delta of a piece of text; empty when nothing may leave yet."""
         if self._reader is None:
             return {"content": text} if text else {}
-        if self._reader.reasons:
-            self.num_reasoning_tokens += len(tokens)
-        return self._delta(self._reader.feed(text))
+        texts = [one.text for one in tokens]
+        parts, self.num_reasoning_tokens = self._reader.feed_tokens(text, texts)
+        return self._delta(parts)
 
     def rest(self) -> dict[str, Any]:
         """The delta of what was held back, at the end."""

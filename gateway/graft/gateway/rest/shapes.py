@@ -20,6 +20,7 @@ def usage(tally: Tally) -> dict[str, Any]:
         "completion_tokens": tally.num_completion,
         "total_tokens": tally.num_prompt + tally.num_completion,
         "prompt_tokens_details": {"cached_tokens": tally.num_cached},
+        "completion_tokens_details": {"reasoning_tokens": tally.num_reasoning},
     }
 
 

@@ -47,6 +47,20 @@ class Shaper(Protocol):
         """What to send after all choices: the usage, where it was asked for."""
         ...
 
+    def failed(self, error: GraftError) -> list[dict[str, Any]]:
+        """What to send last when the answer fails."""
+        return [error_body(error)]
+
+    def wire(self, body: Mapping[str, Any]) -> bytes:
+        """One object as an event."""
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return b"data: " + text.encode() + b"\n\n"
+
+    @property
+    def ending(self) -> bytes:
+        """What a stream that did not fail ends with."""
+        return _DONE
+
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
@@ -140,22 +154,25 @@ class EventStream(Response):
                 else:
                     objects = self._objects(event)
                     if objects:
-                        yield b"".join(map(_event, objects))
+                        yield b"".join(map(self._shaper.wire, objects))
                 try:
                     event = await self._following.next(self._keepalive_s)
                     if event is None:
                         break
                 except TimeoutError:
                     event = None
-            yield b"".join([*map(_event, self._shaper.last()), _DONE])
+            yield b"".join([*map(self._shaper.wire, self._shaper.last()), self._shaper.ending])
         except GraftError as error:
             _log.warning("stream failed", error=str(error))
-            yield _event(error_body(error))
+            yield self._failure(error)
         except ClientGone:
             raise
         except Exception:
             _log.exception("stream failed")
-            yield _event(error_body(GraftError("internal error")))
+            yield self._failure(GraftError("internal error"))
+
+    def _failure(self, error: GraftError) -> bytes:
+        return b"".join(map(self._shaper.wire, self._shaper.failed(error)))
 
     def _objects(self, event: ChoiceEvent) -> list[dict[str, Any]]:
         if isinstance(event, Started):
@@ -191,9 +208,3 @@ async def begin(
         await following.close()
         raise
     return EventStream(following, first, shaper, cadence, headers)
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return (
-        b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graft.gateway.speech.calls import CallFormat, CallParser, call_parser
@@ -75,6 +76,19 @@ class MessageReader:
         parts = [Content(text)] if self._reasoning is None else self._reasoning.feed(text)
         return merged(self._through_calls(parts))
 
+    def feed_tokens(self, text: str, texts: Sequence[str]) -> tuple[list[Part], int]:
+        """As `feed`, and how many of the piece's tokens, by their texts, are reasoning."""
+        if self._reasoning is None or "".join(texts) != text:
+            count = len(texts) if self.reasons else 0
+            return self.feed(text), count
+        count = 0
+        parts: list[Part] = []
+        for one in texts:
+            inside = self.reasons
+            parts += self.feed(one)
+            count += inside or self.reasons
+        return merged(parts), count
+
     def finish(self) -> list[Part]:
         """What was held back."""
         parts = [] if self._reasoning is None else self._reasoning.finish()
@@ -111,6 +125,7 @@ class Message:
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
 
     def take(self, parts: list[Part], speech: Speech) -> None:
         """Adds parts, in place; a call gets its id here."""
@@ -126,10 +141,10 @@ class Message:
                     self.calls[index].arguments += text
 
 
-def read_message(text: str, speech: Speech) -> Message:
-    """The message that a whole text is."""
+def read_message(text: str, speech: Speech, texts: Sequence[str] = ()) -> Message:
+    """The message that a whole text is; `texts` are those of its tokens."""
     message = Message()
     reader = MessageReader(speech)
-    message.take(reader.feed(text), speech)
-    message.take(reader.finish(), speech)
+    parts, message.num_reasoning_tokens = reader.feed_tokens(text, texts)
+    message.take([*parts, *reader.finish()], speech)
     return message
