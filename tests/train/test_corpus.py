@@ -1,4 +1,4 @@
-"""The corpus: what it holds, that settings alone decide it, and that a stop costs at most shards."""
+"""The corpus: what it holds, that its settings alone decide it, and that a stop loses little."""
 
 from __future__ import annotations
 

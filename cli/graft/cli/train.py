@@ -15,9 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from graft.common.model_files import EMBEDDED
 
-_EXAMPLES = """
-Stages resume: run the same command again, and it goes on where it was stopped.
-"""
+_RESUMES = "Stages resume: run the same command again, and it goes on where it was stopped."
 
 
 class Stage(StrEnum):
@@ -40,7 +38,7 @@ class ProposerName(StrEnum):
 def command(_name: str) -> typer.Typer:
     """`graft train`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(epilog=_EXAMPLES)(run_train)
+    app.command(epilog=_RESUMES)(run_train)
     return app
 
 
@@ -84,11 +82,13 @@ def run_train(
     ] = False,
 ) -> None:
     """Train a drafter for a target on the target's own answers, in stages that resume."""
+    from graft.common import log
     from graft.train.author import Desk
     from graft.train.make_corpus import CorpusOrder, make_corpus
     from graft.train.prompts import OWN
     from graft.train.stage import TrainOrder, evaluate_drafter, train_drafter
 
+    log.setup("train", "warning")
     corpus = CorpusOrder(
         out=out,
         desk=Desk(target, precision, threads, sessions),
