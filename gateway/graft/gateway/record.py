@@ -125,4 +125,5 @@ def tier_body(tier: Tier) -> dict[str, Any]:
         "num_steps": tier.num_steps,
         "topk": tier.topk,
         "num_draft_tokens": tier.num_draft_tokens,
+        "lookahead": tier.lookahead,
     }

@@ -58,6 +58,7 @@ class SpeculationField(BaseModel):
     num_steps: int | None = Field(default=None, ge=0)
     topk: int | None = Field(default=None, ge=1)
     num_draft_tokens: int | None = Field(default=None, ge=0)
+    lookahead: int | None = Field(default=None, ge=0)
 
 
 class StreamOptions(Fields):

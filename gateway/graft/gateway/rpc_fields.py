@@ -26,10 +26,11 @@ _Optional = Literal[
     "threshold_acc",
 ]
 _OPTIONAL: tuple[_Optional, ...] = get_args(_Optional)
-_TIER_FIELDS: tuple[Literal["num_steps", "topk", "num_draft_tokens"], ...] = (
+_TIER_FIELDS: tuple[Literal["num_steps", "topk", "num_draft_tokens", "lookahead"], ...] = (
     "num_steps",
     "topk",
     "num_draft_tokens",
+    "lookahead",
 )
 
 
