@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from graft.cli.models_card import run_card
 from graft.common.errors import ModelNotFound
 from graft.common.model_cache import Progress
 from graft.common.model_files import (
@@ -45,6 +46,7 @@ def command(_name: str) -> typer.Typer:
     app.command(
         "fuse", help="Write a drafter's projection of hidden states, for verify --fused-features."
     )(_fuse)
+    app.command("card")(run_card)
     return app
 
 

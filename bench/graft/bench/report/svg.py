@@ -20,6 +20,16 @@ def draw(plot: Lines | Bars) -> str:
     return _lines(plot) if isinstance(plot, Lines) else _bars(plot)
 
 
+def standalone(plot: Lines | Bars) -> str:
+    """A whole SVG file, readable on light and dark pages."""
+    style = (
+        "<style>text{font:12px system-ui,sans-serif;fill:#64748b}"
+        ".rule{stroke:#94a3b8;stroke-opacity:.4}</style>"
+    )
+    head, rest = draw(plot).split(">", 1)
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
+
+
 def ticks(most: float) -> list[float]:
     """Round values from 0 to the first one that is not below `most`."""
     if most <= 0 or not math.isfinite(most):
