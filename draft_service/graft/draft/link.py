@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from prometheus_client import Counter
 
 from graft.common import log
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken
@@ -138,7 +139,9 @@ class Link:
             except TimeoutError:
                 return NoReplica(f"verify replica at {self.address} did not answer")
             self._welcome(first, outbox)
-            writer = asyncio.create_task(_write(call, outbox), name=f"writer {self.address}")
+            writer = asyncio.create_task(
+                _write(call, outbox, self._metrics.sent_bytes), name=f"writer {self.address}"
+            )
             self._metrics.links.inc()
             self._roster.take(first)
             for sequence in itertools.count(1):
@@ -192,12 +195,13 @@ class Link:
         self._roster.connected(outbox, limits, welcome)
 
 
-async def _write(call: _Call, outbox: Outbox) -> None:
+async def _write(call: _Call, outbox: Outbox, sent_bytes: Counter) -> None:
     """Writes what comes into the outbox; a write that fails or takes too long ends the stream."""
     try:
         while True:
             message = await outbox.next()
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await call.write(message)
+            sent_bytes.inc(message.ByteSize())
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
         call.cancel()

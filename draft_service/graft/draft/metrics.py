@@ -21,6 +21,9 @@ class DraftMetrics:
         self.trees = self._counter("trees", "Trees pushed.", "proposer")
         self.nodes = self._counter("nodes", "Drafted nodes pushed.", "proposer")
         self.tree_bytes = self._counter("tree_bytes", "Bytes of pushed trees.", "proposer")
+        self.sent_bytes = self._counter(
+            "sent_bytes", "Payload bytes of all messages to verify, trees and empties included."
+        )
         self.empties = self._counter("empties", "Prefixes for which nothing was found.", "proposer")
         self.withheld = self._counter("withheld", "Trees made and not pushed.", "reason")
         self.tree_refusals = self._counter("tree_refusals", "Trees verify did not use.", "reason")

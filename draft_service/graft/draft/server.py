@@ -7,6 +7,7 @@ import difflib
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from graft.common import log, metrics
 from graft.common.channel import DRAFT_MESSAGE_BYTES, open_channel
@@ -20,11 +21,12 @@ from graft.draft.links import Links
 from graft.draft.loading import MODEL_PROPOSERS, ModelLoader
 from graft.draft.metrics import DraftMetrics
 from graft.draft.pairing import hello_of
-from graft.draft.proposers.base import Proposer
+from graft.draft.proposers.base import Proposer, ProposerInfo
 from graft.draft.proposers.ngram import NgramProposer
 from graft.draft.roster import Office
 from graft.draft.service import DraftService, Parts
 from graft.draft.settings import DraftSettings
+from graft.draft.traced import SessionSpans
 from graft.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 
 _log = log.get("server")
@@ -57,6 +59,20 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
     return list(made.values())
 
 
+def _described(proposer: Proposer, lookahead: int) -> ProposerInfo:
+    """What the proposer says of itself, with the look-ahead of its default tier filled in."""
+    info = proposer.describe()
+    if not lookahead:
+        return info
+    if not info.foresees:
+        reason = "it works from committed prefixes alone"
+        _log.warning(
+            "setting is inactive", setting="lookahead", proposer=proposer.name, reason=reason
+        )
+        return info
+    return replace(info, default_tier=replace(info.default_tier, lookahead=lookahead))
+
+
 class DraftServer:
     """`start` makes everything and listens; `stop` drains, refuses what is left and ends.
 
@@ -70,13 +86,14 @@ class DraftServer:
         chosen = make_proposers(settings) if proposers is None else proposers
         self._proposers = {proposer.name: proposer for proposer in chosen}
         self._infos = asking(
-            {name: proposer.describe() for name, proposer in self._proposers.items()}, settings
+            {name: _described(one, settings.lookahead) for name, one in self._proposers.items()},
+            settings,
         )
         self._hello = hello_of(self._infos.values(), secrets.randbits(64) or 1)
         self.metrics = DraftMetrics()
         self._server: GrpcServer | None = None
-
         self._tracing: Tracing = OFF
+
     @property
     def num_sessions(self) -> int:
         """Sessions attended now."""
@@ -100,9 +117,9 @@ class DraftServer:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._links.deliver, outcomes)
 
-        self._engine = Engine(self._proposers, deliver, self.metrics)
         self._tracing = open_tracing("draft", settings.otlp_endpoint, rounds=settings.trace_rounds)
         spans = SessionSpans(self._tracing)
+        self._engine = Engine(self._proposers, deliver, self.metrics)
         self._links = Links(
             Pairing(
                 hello=self._hello,
@@ -121,8 +138,8 @@ class DraftServer:
                 engine=self._engine,
                 metrics=self.metrics,
                 max_sessions=settings.max_sessions,
-            )
                 spans=spans,
+            )
         )
         server = GrpcServer(
             [_SERVICE], tls=tls, plaintext_ok=settings.insecure, message_bytes=DRAFT_MESSAGE_BYTES

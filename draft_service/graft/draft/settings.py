@@ -47,6 +47,13 @@ class DraftSettings(Settings):
     num_draft_tokens: int | None = Field(
         None, ge=2, le=1024, description="Nodes of a tree by default, root included."
     )
+    lookahead: int = Field(
+        0,
+        ge=0,
+        le=63,
+        description="Likely outcomes prepared while verify works, by default; for verify replicas "
+        "on other cores. 0 drafts when a round has ended.",
+    )
     token_map: str = Field(
         "",
         description="FR-Spec token map of an EAGLE drafter: a .pt file, or owner/name/file.pt "
