@@ -82,6 +82,7 @@ def run_train(
     ] = False,
 ) -> None:
     """Train a drafter for a target on the target's own answers, in stages that resume."""
+    from graft.cli.train_page import draw_training
     from graft.common import log
     from graft.train.author import Desk
     from graft.train.make_corpus import CorpusOrder, make_corpus
@@ -101,7 +102,13 @@ def run_train(
         draft_vocab=draft_vocab,
     )
     training = TrainOrder(
-        target=target, out=out, proposer=proposer.value, seed=seed, steps=steps, minutes=minutes
+        target=target,
+        out=out,
+        proposer=proposer.value,
+        seed=seed,
+        steps=steps,
+        minutes=minutes,
+        threads=threads,
     )
     if smoke:
         corpus, training = _small_corpus(corpus), _small_training(training)
@@ -110,7 +117,8 @@ def run_train(
             make_corpus(corpus, teller)
         if stage in (Stage.TRAIN, Stage.ALL):
             folder = train_drafter(training, teller)
-            teller.say(f"the drafter is in {folder}")
+            draw_training(folder)
+            teller.say(f"the drafter is in {folder}, its curves in {folder / 'training.html'}")
         if stage in (Stage.EVAL, Stage.ALL):
             for name, figure in evaluate_drafter(training, teller).items():
                 teller.say(f"{name}: {figure:.4f}")
@@ -130,7 +138,9 @@ def _small_corpus(order: Any) -> Any:
 
 
 def _small_training(order: Any) -> Any:
-    return replace(order, steps=order.steps or 60, window=64, windows=4, half=False)
+    """Small networks want larger steps."""
+    loop = replace(order.loop, rate=2e-2, accumulate=1)
+    return replace(order, steps=order.steps or 200, window=64, windows=4, half=False, loop=loop)
 
 
 class BarTeller:

@@ -48,6 +48,7 @@ class TrainOrder:
     window: int = 512
     windows: int = 4
     half: bool = True
+    threads: int = 1
     loop: LoopOptions = field(default_factory=lambda: LoopOptions(steps=0, accumulate=2))
     unroll: UnrollChoice = field(default_factory=UnrollChoice)
 
@@ -111,6 +112,7 @@ class _Bench:
 
 
 def _bench(order: TrainOrder, teller: Teller) -> _Bench:
+    torch.set_num_threads(order.threads)
     corpus = Corpus(order.out / "corpus")
     borrowed = borrow(order.target)
     drafted = corpus.draft_vocab()
