@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from graft.common.errors import Unsupported
 from graft.draft.checkpoints.borrowed import Borrowed
 from graft.train.corpus import Corpus
+from graft.train.dflash import DflashOptions, DflashTrainee, fresh_dflash
+from graft.train.mtp import MtpTrainee, fresh_mtp
 from graft.train.start import eagle3_layers, eagle3_target, fresh_eagle3
 from graft.train.trainee import Trainee
 from graft.train.unroll import Eagle3Trainee, UnrollOptions
 
 _SAMPLED_SEQUENCES = 64
+_DFLASH_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,27 @@ def make_trainee(
             return Eagle3Trainee(
                 fresh_eagle3(borrowed, target, sizes, dtype), target, choice.options()
             )
-    raise Unsupported(f"{proposer} is not trained here, expected eagle3")
+        case "mtp":
+            target = eagle3_target(borrowed, (borrowed.num_layers,), drafted)
+            unit = float(state_sizes(corpus, target.layers).median())
+            net = fresh_mtp(borrowed, dtype, unit)
+            return MtpTrainee(net, target, borrowed.head_weight(), choice.options())
+        case "dflash":
+            target = eagle3_target(borrowed, corpus.layers[:-1], drafted)
+            sizes = state_sizes(corpus, target.layers)
+            blocks = fresh_dflash(borrowed, target.layers, sizes, _DFLASH_LAYERS, dtype)
+            mask = unused_token(corpus, borrowed.config.vocab_size)
+            return DflashTrainee(blocks, target, borrowed.head_weight(), mask, DflashOptions())
+    raise Unsupported(f"{proposer} is not trained here, expected eagle3, mtp or dflash")
+
+
+def unused_token(corpus: Corpus, vocab_size: int) -> int:
+    """The first id that no conversation has; reserved words come first in many tokenizers."""
+    used = np.zeros(vocab_size, np.bool_)
+    for split in ("train", "held"):
+        for ref in corpus.sequences(split):
+            used[corpus.tokens(ref)] = True
+    return int(np.argmin(used))
 
 
 def state_sizes(corpus: Corpus, layers: tuple[int, ...]) -> Tensor:
