@@ -14,10 +14,12 @@ import torch
 from graft.common.errors import InvalidArgument
 from graft.testing.corpora import Recorder, Stopped, corpus_bytes, corpus_order
 from graft.testing.plain import Plain
-from graft.train.corpus import Corpus, draft_vocabulary
+from graft.train.corpus import Corpus, Split, draft_vocabulary
 from graft.train.files import read_lines
 from graft.train.make_corpus import CorpusOrder, make_corpus
 from graft.train.plan import default_layers
+
+SPLITS: tuple[Split, ...] = ("train", "held")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def test_a_corpus_has_the_shapes_that_its_reader_promises(corpus: Corpus) -> Non
 
 
 def test_half_of_the_answers_are_greedy_and_the_others_warm(corpus: Corpus) -> None:
-    warmth = [ref.temperature for split in ("train", "held") for ref in corpus.sequences(split)]
+    warmth = [ref.temperature for split in SPLITS for ref in corpus.sequences(split)]
 
     assert 3 <= warmth.count(0.0) <= 11
     assert all(one == 0 or 0.7 <= one <= 1.0 for one in warmth)
@@ -206,3 +208,14 @@ def test_the_draft_vocabulary_counts_training_answers_only(
 def test_captured_layers_are_those_that_the_drafters_read() -> None:
     assert default_layers(30) == (2, 8, 15, 22, 27, 30)
     assert default_layers(6) == (1, 2, 3, 4, 6)
+
+
+def test_prompts_that_fill_the_context_are_left_out(tmp_path: Path) -> None:
+    order = corpus_order(tmp_path, "long", synth=0)
+    rows = [{"prompt": "a" * 600}, {"prompt": "short"}]
+    order.prompts[0].write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    make_corpus(replace(order, max_prompt_tokens=4096), Recorder())
+
+    refs = [ref for s in SPLITS for ref in Corpus(order.out / "corpus").sequences(s)]
+    assert [ref.id for ref in refs] == ["rows-00001"]

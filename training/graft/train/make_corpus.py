@@ -74,7 +74,8 @@ def make_corpus(order: CorpusOrder, teller: Teller) -> Path:
     settle_plan(folder, _plan(order, author, layers))
     speech = Speech(resolve(order.desk.target, weights=False).folder)
     log = MetricsLog(order.out / "corpus-log.jsonl")
-    turns = TurnWriter(author, speech, order.seed, order.answer_tokens)
+    longest = min(order.max_prompt_tokens, target.context_length - 1)
+    turns = TurnWriter(author, speech, order.seed, order.answer_tokens, longest)
     conversations = _conversations(order, folder, slots, turns, teller, log)
     answering = Author(author.loaded, order.desk.sessions, layers)
     writer = AnswerWriter(folder, answering, speech, order.seed)
@@ -138,7 +139,7 @@ def _conversations(
             teller.advance(len(part), "")
         else:
             began = time.monotonic()
-            done = turns.complete(part, order.max_prompt_tokens, lambda: None)
+            done = turns.complete(part)
             write_whole(kept, lines_bytes(_row(one, order) for one in done))
             seconds = time.monotonic() - began
             log.write(stage="turns", slots=len(part), kept=len(done), seconds=round(seconds, 1))

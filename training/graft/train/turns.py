@@ -7,7 +7,7 @@ knows no split and no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graft.common.sampling import Sampling
@@ -32,19 +32,17 @@ class Conversation:
 class TurnWriter:
     """Completes slots, by whole shards."""
 
-    def __init__(self, author: Author, speech: Speech, seed: int, answer_tokens: int) -> None:
+    def __init__(
+        self, author: Author, speech: Speech, seed: int, answer_tokens: int, max_prompt_tokens: int
+    ) -> None:
         self._author = author
         self._speech = speech
         self._seed = seed
         self._answer_tokens = answer_tokens
+        self._max_prompt_tokens = max_prompt_tokens
 
-    def complete(
-        self, slots: Sequence[Slot], max_prompt_tokens: int, told: Callable[[], None]
-    ) -> list[Conversation]:
-        """The conversations of `slots`, in order; those that came to nothing or too long left out.
-
-        told: called once for every slot that is done.
-        """
+    def complete(self, slots: Sequence[Slot]) -> list[Conversation]:
+        """The conversations of `slots`, in order; left out are those too long or next to empty."""
         said: dict[int, list[Message]] = {place: [] for place in range(len(slots))}
         dropped: set[int] = set()
         for place, text in self._openings(slots):
@@ -54,7 +52,7 @@ class TurnWriter:
         for place, slot in enumerate(slots):
             if slot.opening is None:
                 said[place] = [Message("user", slot.turns[0])]
-        fits = self._fitting(said, max_prompt_tokens) - dropped
+        fits = self._fitting(said) - dropped
         depth = 1
         while asked := [p for p in sorted(fits) if len(slots[p].turns) > depth]:
             for place, answer in self._answers(asked, said):
@@ -63,9 +61,7 @@ class TurnWriter:
                     Message("user", slots[place].turns[depth]),
                 ]
             depth += 1
-            fits &= self._fitting(said, max_prompt_tokens)
-        for _ in slots:
-            told()
+            fits &= self._fitting(said)
         return [
             Conversation(slots[place].id, slots[place].source, tuple(said[place]))
             for place in sorted(fits)
@@ -104,9 +100,9 @@ class TurnWriter:
         for written in self._author.write(asks):
             yield written.ask.key, self._speech.text(written.tokens).strip()
 
-    def _fitting(self, said: dict[int, list[Message]], most: int) -> set[int]:
+    def _fitting(self, said: dict[int, list[Message]]) -> set[int]:
         return {
             place
             for place, messages in said.items()
-            if messages and len(self._speech.prompt(messages)) <= most
+            if messages and len(self._speech.prompt(messages)) <= self._max_prompt_tokens
         }
