@@ -38,7 +38,10 @@ def run(tmp_path: Path) -> Path:
     (corpus / "answers-00000.jsonl").write_text("\n".join(map(json.dumps, answers)) + "\n")
     (corpus / "plan.json").write_text(json.dumps({"seed": 3, "synth": 100, "layers": [2, 3, 6]}))
     (corpus / "draft_vocab.json").write_text(json.dumps({"ids": [1, 2, 3], "coverage": 0.913}))
-    steps = [{"step": i + 1, "held": False, "loss": 4.0 - i / 100} for i in range(200)]
+    plan = {"steps": 200, "accumulate": 2, "window": 64, "windows": 4, "rows": 51_200, "seed": 7}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    speed = {"rows_per_s": 102_400 / 90}
+    steps = [{"step": i + 1, "held": False, "loss": 4.0 - i / 100, **speed} for i in range(200)]
     looks = [
         {"step": step, "held": True, "agree_1": 0.2 + step / 1000, "accept_length": 1.2}
         for step in (100, 200)
@@ -55,7 +58,10 @@ def test_a_card_tells_data_training_and_results(tmp_path: Path, run: Path) -> No
     assert written == {path.name for path in out.iterdir()}
     told = json.loads((out / "card.json").read_text())
     assert told["results"]["tree24_T0"] == 2.61
-    assert told["training"] == {"steps": 200}
+    assert told["training"]["steps"] == 200
+    assert told["training"]["rows"] == 102_400
+    assert told["training"]["times_through_the_corpus"] == 2.0
+    assert told["training"]["minutes"] == 1.5
     assert told["corpus"]["tokens"] == 10 + 11 + 12 + 13
     assert told["corpus"]["tokens_of_answers"] == 46 - 16
     assert told["corpus"]["share_written_greedily"] == 0.5

@@ -75,12 +75,12 @@ def read_run(folder: Path) -> Run:
     corpus = next(
         (one for one in (folder / "corpus", folder.parent / "corpus") if one.is_dir()), None
     )
-    training = folder / "run.json"
+    steps = tuple(line for line in lines if not line.get("held"))
     return Run(
         folder,
-        tuple(line for line in lines if not line.get("held")),
+        steps,
         tuple(line for line in lines if line.get("held")),
-        read_json(training) if training.is_file() else {},
+        _training(folder / "plan.json", steps),
         {} if corpus is None else _corpus(corpus),
     )
 
@@ -216,6 +216,20 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)
+
+
+def _training(plan_file: Path, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the run was told, how many rows it learnt at, and how long that took at its speed."""
+    if not plan_file.is_file():
+        return {}
+    plan = read_json(plan_file)
+    wanted = ("seed", "window", "windows", "accumulate", "rate", "half")
+    found = {key: plan[key] for key in wanted if key in plan}
+    rows = plan["steps"] * plan["accumulate"] * plan["window"] * plan["windows"]
+    found |= {"rows": rows, "times_through_the_corpus": round(rows / plan["rows"], 2)}
+    if steps and steps[-1].get("rows_per_s"):
+        found["minutes"] = round(rows / float(steps[-1]["rows_per_s"]) / 60, 1)
+    return found
 
 
 def _corpus(folder: Path) -> dict[str, Any]:
