@@ -48,6 +48,7 @@ from graft.gateway.tokenizer import Tokenizer
 from graft.gateway.traced import describe_answer
 from graft.v1 import draft_pb2
 
+from graft.gateway.tree_counts import TreeCounts
 _log = log.get("gateway")
 _RETRY_AFTER_S = 1.0
 _LAST_WORDS_S = 1.0
@@ -290,6 +291,9 @@ class Gateway:
             Level("graft_replicas", "Replicas by state", "state", self._replica_states)
         )
         self.metrics.watch(
+        self.metrics.registry.register(
+            TreeCounts(lambda: [r.description for r in self.verify if r.description is not None])
+        )
             Level("graft_spec_active", "Whether a proposer can draft", "algorithm", self._active)
         )
         self.metrics.watch(

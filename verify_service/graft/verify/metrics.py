@@ -13,10 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from graft.common.metrics import ROUND_SECONDS_BUCKETS
-from graft.v1.tree_pb2 import TreeRefusal
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 from graft.verify.events import Committed, Event
-from graft.verify.tally import Tally
+from graft.verify.tally import Tally, refusals
 
 _Number = TypeVar("_Number", bound=int)
 
@@ -142,7 +141,7 @@ class _State(Collector):
             "graft_rejected_trees",
             "Trees that were not used",
             "reason",
-            _named(dict(tally.refused), TreeRefusal.Name, "TREE_REFUSAL_"),
+            refusals(tally),
         )
         yield _labelled(
             "graft_sessions_finished",

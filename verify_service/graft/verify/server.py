@@ -208,6 +208,7 @@ class VerifyServer:
             _log.warning(
                 "acceptance is simulated, the text means nothing",
                 accept_length=simulation.accept_length,
+                tally=scheduler.tally,
                 method=simulation.method.value,
                 token_mode=simulation.tokens.value,
                 clients_allowed=settings.simulate_allow_clients,

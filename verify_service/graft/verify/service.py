@@ -42,6 +42,7 @@ from graft.verify.session import Session
 from graft.verify.shelf import Room
 from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
+from graft.verify.tally import Tally, refusals
 
 _log = log.get("service")
 
@@ -61,6 +62,7 @@ class Serving:
     max_trees: int
     room: Room
 
+    tally: Tally
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     """Answers for one replica; `serve` gives it its engine, `deliver` the engine's events."""
@@ -266,6 +268,9 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._metrics.observe(events)
         now = time.monotonic()
         for event in events:
+        tally = serving.tally
+        description.pushed_tree_counts.update(dict(tally.pushed))
+        description.rejected_tree_counts.update(refusals(tally))
             if isinstance(event, Opened | Committed | Finished | Failed):
                 if (queue := self._sessions.get(event.session_id)) is not None:
                     queue.put_nowait(event)

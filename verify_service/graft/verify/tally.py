@@ -67,3 +67,11 @@ class Tally:
             self.accepted_at[position] += 1
         if reason != PlainReason.PLAIN_REASON_UNSPECIFIED:
             self.plain[reason] += 1
+
+
+def refusals(tally: Tally) -> dict[str, int]:
+    """Trees that were not used, by the lower-case name of the reason; from any thread."""
+    return {
+        TreeRefusal.Name(refusal).removeprefix("TREE_REFUSAL_").lower(): count
+        for refusal, count in dict(tally.refused).items()
+    }
