@@ -12,6 +12,7 @@ from graft.common.tree import IntArray, Tree, root_only
 from graft.kernels.cpu.history import adjust_rows
 from graft.kernels.ops import StepRows
 from graft.kernels.rows import Law
+from graft.verify.session import Session
 from graft.verify.step import Chunk, Recall, Round, Step, Work
 
 
@@ -187,4 +188,12 @@ def _law(work: Chunk | Round, tree: Tree) -> Law:
     sampling = session.request.sampling
     history = session.history()
     adjust = None if history is None else adjust_rows(sampling, history, tree)
-    return Law(sampling, tree, session.length, adjust)
+    return Law(sampling, tree, session.length, adjust, _bitmask(session, tree))
+
+
+def _bitmask(session: Session, tree: Tree) -> Tensor | None:
+    """What the session's grammar lets follow each node; None without one, or when it has failed."""
+    if session.grammar is None:
+        return None
+    ending = session.ending
+    return session.grammar.rows(tree, ending.masked, ending.min_tokens - session.generated)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.common.errors import NumericFailure
+from graft.common.errors import GraftError, NumericFailure
 from graft.kernels.cpu.simulate import Simulation
 from graft.kernels.ops import KvCache, Ops
 from graft.kernels.rows import choice_rows, tree_rows
@@ -79,8 +79,8 @@ def _settle_chosen(
     _keep(batch.choices, decisions, verdict.ops, kv)
     outcomes = [Outcome() for _ in step.works]
     for choice, decision in zip(batch.choices, decisions, strict=True):
-        if decision.token == REFUSED:
-            outcomes[choice.work] = _refused(step, choice)
+        if (error := _error(step, choice, decision)) is not None:
+            outcomes[choice.work] = Outcome(error=error)
             continue
         tokens = _tokens(choice, decision)
         outcomes[choice.work] = Outcome(tokens, len(tokens) - 1, nodes=decision.nodes)
@@ -155,19 +155,28 @@ def _keep(choices: Sequence[Choice], decisions: Sequence[Decision], ops: Ops, kv
 
 
 def _outcome(step: Step, choice: Choice, decision: Decision, logits: Tensor) -> Outcome:
-    if decision.token == REFUSED:
-        return _refused(step, choice)
+    if (error := _error(step, choice, decision)) is not None:
+        return Outcome(error=error)
     return _scored(step, choice, decision.nodes, _tokens(choice, decision), logits)
 
 
-def _refused(step: Step, choice: Choice) -> Outcome:
-    session = step.works[choice.work].session
-    return Outcome(
-        error=NumericFailure(
+def _error(step: Step, choice: Choice, decision: Decision) -> GraftError | None:
+    """Why a decision may not stand, if so."""
+    session, grammar = step.works[choice.work].session, step.works[choice.work].session.grammar
+    if grammar is not None and grammar.failure is not None:
+        return grammar.failure
+    if decision.token == REFUSED:
+        return NumericFailure(
             f"the target's logits after token {session.length} of the session are not numbers, "
             "or leave nothing to choose"
         )
-    )
+    mask = choice.law.bitmask
+    if grammar is None or mask is None:
+        return None
+    for node, token in zip(decision.nodes, _tokens(choice, decision), strict=True):
+        if not grammar.allows(mask[node], token):
+            return NumericFailure(f"token {token} was decided against the grammar of the session")
+    return None
 
 
 def _tokens(choice: Choice, decision: Decision) -> tuple[int, ...]:

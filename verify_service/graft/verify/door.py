@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graft.common.errors import ContextLengthExceeded, InvalidArgument, Unsupported
-from graft.common.sampling import Sampling, sampling_from_proto, stop_rule_from_proto
+from graft.common.grammar import Grammar, grammar_from_proto
+from graft.common.sampling import (
+    Sampling,
+    StopRule,
+    sampling_from_proto,
+    stop_rule_from_proto,
+)
 from graft.common.tree import IntArray
 from graft.v1 import sampling_pb2, verify_pb2
 from graft.v1.sampling_pb2 import AcceptRule
@@ -33,7 +39,7 @@ class Door:
     """What this replica can take.
 
     default: the rule and the thresholds of sessions that name no rule. closed: why no session is
-    let in; empty when they are.
+    let in; empty when they are. grammars: sessions may be held to a grammar.
     """
 
     vocab_size: int
@@ -41,6 +47,7 @@ class Door:
     eos_token_ids: frozenset[int]
     default: Sampling = _COUPLED
     closed: str = ""
+    grammars: bool = False
 
     def check(self, message: verify_pb2.OpenSession) -> tuple[SessionRequest, Ending]:
         """The request and its ending.
@@ -48,7 +55,8 @@ class Door:
         Raises:
             InvalidArgument: a field is out of its range, or a replay goes on past its end.
             ContextLengthExceeded: prompt and budget do not fit the context.
-            Unsupported: an accept rule that is not offered, or a replica that is not for clients.
+            Unsupported: an accept rule or a grammar that is not offered, or a replica that is not
+                for clients.
         """
         if self.closed:
             raise Unsupported(self.closed)
@@ -94,6 +102,7 @@ class Door:
             cache_salt=message.cache_salt,
             speculate=message.speculate,
             want_trace=message.want_trace,
+            grammar=self._grammar(message, stop),
         )
         return request, ending
 
@@ -108,6 +117,19 @@ class Door:
             threshold_single=message.threshold_single or self.default.threshold_single,
             threshold_acc=message.threshold_acc or self.default.threshold_acc,
         )
+
+    def _grammar(self, message: verify_pb2.OpenSession, stop: StopRule) -> Grammar | None:
+        """The grammar asked for, its text unread."""
+        if not message.HasField("grammar"):
+            return None
+        if not self.grammars:
+            raise Unsupported("this replica holds no text to a grammar", field="grammar")
+        if stop.ignore_eos:
+            raise InvalidArgument(
+                "ignore_eos has no meaning beside a grammar, which says where the text ends",
+                field="ignore_eos",
+            )
+        return grammar_from_proto(message.grammar)
 
     def _tokens(self, field: str, tokens: Iterable[int]) -> IntArray:
         ids = np.fromiter(tokens, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -29,13 +30,17 @@ _log = log.get("loading")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A target ready to run, and the KV pool beside it."""
+    """A target ready to run, and the KV pool beside it.
+
+    folder: where its tokenizer lies; without one no text is held to a grammar.
+    """
 
     target: Target
     ops: Ops
     kv: KvCache
     plan: MemoryPlan
     projections: tuple[Projection, ...] = ()
+    folder: Path | None = None
 
     def new_pool(self) -> PagePool:
         """The bookkeeping of an empty KV pool."""
@@ -79,7 +84,7 @@ def load(settings: VerifySettings, progress: Progress) -> Loaded:
         context = plan.kv_tokens
     target = load_target(files, ops, progress, context, storage)
     kv = _kv_cache(config, plan, settings.page_tokens, ops)
-    return Loaded(target, ops, kv, plan, _projections(settings, config))
+    return Loaded(target, ops, kv, plan, _projections(settings, config), files.folder)
 
 
 def _projections(settings: VerifySettings, config: DecoderConfig) -> tuple[Projection, ...]:

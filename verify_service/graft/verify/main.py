@@ -37,12 +37,16 @@ async def _serve(settings: VerifySettings) -> None:
     await asyncio.sleep(0)
     await server.start()
     ready = asyncio.ensure_future(server.ready())
+    warming: asyncio.Future[None] | None = None
     try:
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
+            warming = asyncio.ensure_future(server.warm())
         _log.info("stopping", signal=await stopped)
     finally:
         ready.cancel()
         stopped.cancel()
+        if warming is not None:
+            warming.cancel()
         await server.stop(settings.drain_s)

@@ -19,6 +19,8 @@ from graft.verify.budget import VerifyBudget
 from graft.verify.capture import Capturer
 from graft.verify.door import Door, default_rule
 from graft.verify.engine import Engine
+from graft.verify.grammar.grammars import Grammars, can_compile
+from graft.verify.grammar.trials import Vocabulary
 from graft.verify.incoming import Identity
 from graft.verify.loading import Loaded, load
 from graft.verify.metrics import VerifyMetrics
@@ -56,6 +58,7 @@ class VerifyServer:
         self._loader = loader
         self.metrics = VerifyMetrics()
         self.engine: Engine | None = None
+        self.grammars: Grammars | None = None
         self._grpc: GrpcServer | None = None
         self._service: VerifyService | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,6 +103,11 @@ class VerifyServer:
         assert self._ready is not None, "the server was not started"
         await asyncio.shield(self._ready)
 
+    async def warm(self) -> None:
+        """Gets ready for what sessions may ask for and would wait seconds for the first time."""
+        if self.grammars is not None:
+            await self.grammars.warm()
+
     async def stop(self, grace_s: float) -> None:
         """NOT_SERVING first; sessions have `grace_s` to end, then they are told to move."""
         if self._grpc is None or self._service is None:
@@ -118,6 +126,8 @@ class VerifyServer:
             stopped = await asyncio.to_thread(self.engine.stop, _ENGINE_STOP_S)
             if not stopped:
                 _log.warning("engine abandoned", reason="its step did not end")
+        if self.grammars is not None:
+            await self.grammars.close()
         await asyncio.to_thread(self._close_metrics)
         await asyncio.to_thread(self._tracing.close)
         _log.info("stopped")
@@ -165,6 +175,7 @@ class VerifyServer:
         settings, target, service = self.settings, loaded.target, self._service
         pool = loaded.new_pool()
         simulation = simulation_of(settings, target.vocab_size)
+        self.grammars = _grammars(settings, loaded)
         limits = SchedulerLimits(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
@@ -191,12 +202,15 @@ class VerifyServer:
                     frozenset(target.eos_token_ids),
                     default=default_rule(settings),
                     closed=closed_to_clients(settings),
+                    grammars=self.grammars is not None,
                 ),
                 limits=TreeLimits(settings.max_nodes, settings.max_depth, target.vocab_size),
                 identity=Identity(target.vocab_size, target.tokenizer_digest),
                 description=self._description(loaded, offer, simulation),
                 max_trees=settings.max_trees,
+                tally=scheduler.tally,
                 room=Room(settings.max_held_trees),
+                grammars=self.grammars,
             )
         )
         self.metrics.attach(scheduler.tally, lambda: _gauges(scheduler, service))
@@ -208,7 +222,6 @@ class VerifyServer:
             _log.warning(
                 "acceptance is simulated, the text means nothing",
                 accept_length=simulation.accept_length,
-                tally=scheduler.tally,
                 method=simulation.method.value,
                 token_mode=simulation.tokens.value,
                 clients_allowed=settings.simulate_allow_clients,
@@ -268,6 +281,17 @@ class VerifyServer:
 
 def _nothing() -> None:
     """Closes the metrics of a replica that serves none."""
+
+
+def _grammars(settings: VerifySettings, loaded: Loaded) -> Grammars | None:
+    """What holds texts to grammars; None where that is off, or has no meaning."""
+    target, limit_s = loaded.target, settings.grammar_compile_s
+    if loaded.folder is None or not target.eos_token_ids or settings.simulate_accept_length:
+        return None
+    if not limit_s or not can_compile():
+        return None
+    vocabulary = Vocabulary(loaded.folder, target.vocab_size, target.eos_token_ids)
+    return Grammars(vocabulary, limit_s)
 
 
 def _gauges(scheduler: Scheduler, service: VerifyService) -> dict[str, int]:

@@ -20,6 +20,7 @@ import grpc.aio
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
+from graft.common.grammar import GRAMMAR_KINDS
 from graft.common.tracing import OFF, Tracing
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
@@ -34,15 +35,16 @@ from graft.verify.events import (
     Opened,
     SessionEvent,
 )
+from graft.verify.grammar.grammars import Grammars
 from graft.verify.incoming import Identity, announced, check_hello, command_of
 from graft.verify.metrics import VerifyMetrics
 from graft.verify.outgoing import Outgoing
 from graft.verify.scheduler import Scheduler
 from graft.verify.session import Session
 from graft.verify.shelf import Room
+from graft.verify.tally import Tally, refusals
 from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
-from graft.verify.tally import Tally, refusals
 
 _log = log.get("service")
 
@@ -60,9 +62,10 @@ class Serving:
     identity: Identity
     description: verify_pb2.VerifyServiceDescribeResponse
     max_trees: int
-    room: Room
-
     tally: Tally
+    room: Room
+    grammars: Grammars | None = None
+
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     """Answers for one replica; `serve` gives it its engine, `deliver` the engine's events."""
@@ -146,6 +149,9 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             serving.max_trees,
             serving.room,
         )
+        if request.grammar is not None and serving.grammars is not None:
+            committed = request.committed.tolist()
+            session.grammar = await serving.grammars.session(request.grammar, committed)
         session_id = session.session_id
         events: asyncio.Queue[SessionEvent] = asyncio.Queue()
         self._sessions[session_id] = events
@@ -255,11 +261,16 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         description.protocol_revision = PROTOCOL_REVISION
         description.incarnation_id = self.incarnation_id
         description.accept_rules.extend(ACCEPT_RULES)
+        if serving.grammars is not None:
+            description.grammar_kinds.extend(GRAMMAR_KINDS)
         description.running_session_count = snapshot.num_running
         description.waiting_session_count = snapshot.num_waiting
         description.kv_page_count = snapshot.num_pages
         description.kv_page_free_count = snapshot.num_pages_free
         description.kv_page_tokens = snapshot.page_tokens
+        tally = serving.tally
+        description.pushed_tree_counts.update(dict(tally.pushed))
+        description.rejected_tree_counts.update(refusals(tally))
         description.last_progress_micros = int(snapshot.busy_s * 1e6)
         return description
 
@@ -268,9 +279,6 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._metrics.observe(events)
         now = time.monotonic()
         for event in events:
-        tally = serving.tally
-        description.pushed_tree_counts.update(dict(tally.pushed))
-        description.rejected_tree_counts.update(refusals(tally))
             if isinstance(event, Opened | Committed | Finished | Failed):
                 if (queue := self._sessions.get(event.session_id)) is not None:
                     queue.put_nowait(event)

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from graft.common.draft_probs import Distribution
+from graft.common.grammar import Grammar
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling, StopRule
 from graft.common.tree import IntArray, Tree
@@ -21,6 +22,7 @@ from graft.v1.verify_pb2 import PlainReason
 from graft.verify.ending import Cut, Ending
 from graft.verify.events import TokenLogprob
 from graft.verify.features import Feed
+from graft.verify.grammar.matcher import SessionGrammar
 from graft.verify.pages import PageTable
 from graft.verify.shelf import PrefixName, Proposal, Room, Shelf
 
@@ -53,6 +55,7 @@ class SessionRequest:
     cache_salt: str = ""
     speculate: bool = False
     want_trace: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +105,7 @@ class Session:
         self.streams: set[int] = set()
         self.told: set[int] = set()
         self.feed: Feed | None = None
+        self.grammar: SessionGrammar | None = None
         self.shelf = Shelf(max_trees, room)
         self.tree_deadline_s = request.tree_deadline_s
         self.since = 0.0
@@ -152,10 +156,14 @@ class Session:
         return self.table
 
     def history(self) -> History | None:
-        """What penalties, bias and min_tokens look at; None when the law asks for none of it."""
+        """What penalties, bias and min_tokens look at; None when the law asks for none of it.
+
+        Where there is a grammar its mask sees to min_tokens: what may end there, must.
+        """
         sampling, ending = self.request.sampling, self.ending
         open_depth = ending.min_tokens - self.generated
-        forbidden = tuple(sorted(ending.masked)) if open_depth > 0 else ()
+        forbids = open_depth > 0 and self.grammar is None
+        forbidden = tuple(sorted(ending.masked)) if forbids else ()
         if not (sampling.has_penalties or sampling.logit_bias or forbidden):
             return None
         tokens = self.prefix.tokens.tolist()
@@ -260,6 +268,8 @@ class Session:
         cut = self.ending.cut(tokens, self.generated)
         self._recent.append((self._name, self.since))
         self.prefix.extend(cut.tokens)
+        if self.grammar is not None:
+            self.grammar.commit(cut.tokens)
         self.kv_length = len(self.prefix) - 1
         self.num_accepted += min(accepted, len(cut.tokens))
         self.since = now

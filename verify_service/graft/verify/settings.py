@@ -88,6 +88,12 @@ class VerifySettings(Settings):
     stall_s: float = Field(
         60.0, gt=0.0, description="A step that takes longer makes the replica NOT_SERVING."
     )
+    grammar_compile_s: float = Field(
+        2.0,
+        ge=0.0,
+        le=60.0,
+        description="Seconds that a grammar or a JSON schema may take to compile; 0 offers none.",
+    )
     accept_rule: Literal["coupled", "target_only", "rejection", "block"] = Field(
         "coupled", description="Accept rule of sessions that name none."
     )

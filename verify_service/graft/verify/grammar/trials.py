@@ -67,7 +67,7 @@ class Trials:
         Raises:
             GraftError: it cannot be started.
         """
-        if self._ready is None or (self._ready.done() and self._process is None):
+        if self._ready is None:
             loop = asyncio.get_running_loop()
             self._ready = loop.create_future()
             self._ready.add_done_callback(_seen)
@@ -85,8 +85,14 @@ class Trials:
 
         Raises:
             Overloaded: too many are being tried.
-            GraftError: the nursery fails.
+            GraftError: the nursery fails; one that ends is started again, once.
         """
+        try:
+            return await self._ask(kind, text)
+        except _Gone:
+            return await self._ask(kind, text)
+
+    async def _ask(self, kind: int, text: str) -> Verdict:
         if len(self._asked) >= _MAX_WAITING:
             raise Overloaded(
                 f"{len(self._asked)} grammars are being compiled, as many as this replica takes",
@@ -124,7 +130,7 @@ class Trials:
     def _write(self, line: bytes) -> None:
         process = self._process
         if process is None or process.stdin is None:
-            raise GraftError("the process that compiles grammars has ended")
+            raise _Gone("the process that compiles grammars has ended")
         with contextlib.suppress(OSError):  # its end is seen where it is read
             process.stdin.write(line)
             process.stdin.flush()
@@ -150,7 +156,6 @@ class Trials:
         except (OSError, RuntimeError, ValueError) as error:
             _log.warning("nursery failed", error=str(error))
         finally:
-            self._process = None
             if process is not None:
                 process.kill()
                 process.wait()
@@ -173,13 +178,18 @@ class Trials:
             )
 
     def _ended(self, ready: asyncio.Future[None]) -> None:
-        error = GraftError("the process that compiles grammars has ended")
+        error = _Gone("the process that compiles grammars has ended")
+        self._ready = self._process = None
         if not ready.done():
             ready.set_exception(error)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()
+
+
+class _Gone(GraftError):
+    """The nursery ended with a question open."""
 
 
 def _seen(future: asyncio.Future[None]) -> None:
