@@ -44,6 +44,22 @@ def test_log_probabilities_and_their_gradients_are_those_of_a_softmax(dtype: tor
         assert gap < (0.02 if loose else 1e-5)
 
 
+def test_gradients_of_a_wide_head_keep_their_direction() -> None:
+    torch.manual_seed(1)
+    hidden = torch.randn(300, 16, requires_grad=True)
+    weight = (torch.randn(6000, 16) * 1.2).requires_grad_()
+    columns = (hidden @ weight.T).topk(5).indices
+    head_log_probabilities(hidden, weight, columns).sum().backward()
+    plain = [one.detach().clone().requires_grad_() for one in (hidden, weight)]
+    (plain[0] @ plain[1].T).log_softmax(1).gather(1, columns).sum().backward()
+    for ours, theirs in zip((hidden, weight), plain, strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        gap = float((ours.grad - theirs.grad).norm() / theirs.grad.norm())
+        assert 0 < gap < 0.1
+    assert weight.grad is not None
+    assert int((weight.grad != 0).any(1).sum()) <= 2048
+
+
 def test_a_head_that_is_the_targets_gets_no_gradient() -> None:
     hidden = torch.randn(4, 8, requires_grad=True)
     weight = torch.randn(9, 8)
