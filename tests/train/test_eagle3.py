@@ -158,3 +158,21 @@ def test_the_layers_of_a_shallow_target_are_named_in_the_file(
     other = tiny_trainee(shallow)
     net = loaded(other, shallow, tmp_path / "two")
     assert net.needs is not None and net.needs.layers == other.layers == (0, 1, 2)
+
+
+def test_a_head_goes_on_from_its_file_with_another_vocabulary(
+    tmp_path: Path, borrowed: Borrowed
+) -> None:
+    first = rounded(tiny_trainee(borrowed, num_drafted=120))
+    first.save(tmp_path)
+    other = tiny_trainee(borrowed, num_drafted=90)
+    with torch.no_grad():
+        for one in other.net.parameters():
+            one.normal_()
+        other.net.state_scale.mul_(1.7)
+    other.read(tmp_path)
+    assert torch.equal(other.net.head, first.net.head[:90])
+    states = torch.randn(5, other.net.fc.shape[1])
+    assert torch.allclose(other.net.fuse(states), first.net.fuse(states), atol=1e-4, rtol=1e-3)
+    for name in ("qkv", "output", "gate_up", "down", "mlp_norm", "final_norm"):
+        assert torch.equal(getattr(other.net, name), getattr(first.net, name))

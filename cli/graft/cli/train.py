@@ -76,6 +76,12 @@ def run_train(
         int, typer.Option(min=0, help="Steps of training; 0 takes what the minutes allow.")
     ] = 0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of training.")] = 60.0,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Step size of matrices at its height; 0 takes ours.")
+    ] = 0.0,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Drafter to go on from, with a new schedule.")
+    ] = None,
     stage: Annotated[Stage, typer.Option(help="Which part to run.")] = Stage.ALL,
     smoke: Annotated[
         bool, typer.Option(help="A small run of everything, to see that it works.")
@@ -109,7 +115,10 @@ def run_train(
         steps=steps,
         minutes=minutes,
         threads=threads,
+        start_from=start_from,
     )
+    if rate:
+        training = replace(training, loop=replace(training.loop, rate=rate))
     if smoke:
         corpus, training = _small_corpus(corpus), _small_training(training)
     with _teller() as teller:

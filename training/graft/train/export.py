@@ -1,4 +1,4 @@
-"""Writes an EAGLE-3 head as SpecForge and SGLang publish it, in bfloat16. Knows no training."""
+"""EAGLE-3 heads as SpecForge and SGLang publish them, in bfloat16. Knows no training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from graft.common.errors import InvalidArgument
 from graft.train.eagle3 import Eagle3Net
 
 _SHARED_KEYS = (
@@ -64,12 +66,48 @@ def write_eagle3(net: Eagle3Net, target: Eagle3Target, folder: Path) -> None:
     os.replace(partial, folder / "config.json")
 
 
+def read_eagle3(net: Eagle3Net, target: Eagle3Target, folder: Path) -> None:
+    """In place: the net goes on from a head in `folder` that `write_eagle3` wrote.
+
+    Its draft vocabulary may differ; columns that it lacks stay as they are.
+
+    Raises:
+        InvalidArgument: no such head, or one of another shape.
+    """
+    try:
+        stored = load_file(folder / "model.safetensors")
+        ids = stored.pop("d2t") + torch.arange(len(stored["lm_head.weight"]))
+        del stored["t2d"]
+        weights = {name: one.float() for name, one in stored.items()}
+        rows = torch.full((len(target.embedding),), -1)
+        rows[ids] = torch.arange(len(ids))
+        at = rows[target.draft_tokens]
+        with torch.no_grad():
+            head = weights.pop("lm_head.weight")
+            net.head[at >= 0] = head[at[at >= 0]]
+            net.fc.copy_(weights.pop("fc.weight") / net.state_scale)
+            for name, place in _places(net).items():
+                place.copy_(weights[name])
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InvalidArgument(
+            f"{folder} holds no EAGLE-3 head of this shape: {error}", field="start_from"
+        ) from None
+
+
 def _weights(net: Eagle3Net) -> dict[str, Tensor]:
+    return {
+        **_places(net),
+        "fc.weight": net.fc * net.state_scale,
+        "lm_head.weight": net.head,
+    }
+
+
+def _places(net: Eagle3Net) -> dict[str, Tensor]:
+    """Parts of the net's own tensors by their published names; all but fc and head."""
     shape = net.shape
     q, k, v = net.qkv.split((shape.query_width, shape.kv_width, shape.kv_width))
     gate, up = net.gate_up.chunk(2)
     return {
-        "fc.weight": net.fc * net.state_scale,
         "midlayer.self_attn.q_proj.weight": q,
         "midlayer.self_attn.k_proj.weight": k,
         "midlayer.self_attn.v_proj.weight": v,
@@ -81,7 +119,6 @@ def _weights(net: Eagle3Net) -> dict[str, Tensor]:
         "midlayer.hidden_norm.weight": net.hidden_norm,
         "midlayer.post_attention_layernorm.weight": net.mlp_norm,
         "norm.weight": net.final_norm,
-        "lm_head.weight": net.head,
     }
 
 

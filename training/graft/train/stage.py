@@ -37,6 +37,7 @@ class TrainOrder:
 
     steps: 0 takes as many as fit into `minutes` at the speed that is measured at the start.
     window, windows: rows of a window, windows of a batch. half: matrices in bfloat16.
+    start_from: folder of a drafter to go on from, with a new schedule.
     """
 
     target: str
@@ -49,6 +50,7 @@ class TrainOrder:
     windows: int = 4
     half: bool = True
     threads: int = 1
+    start_from: Path | None = None
     loop: LoopOptions = field(default_factory=lambda: LoopOptions(steps=0, accumulate=2))
     unroll: UnrollChoice = field(default_factory=UnrollChoice)
 
@@ -119,6 +121,8 @@ def _bench(order: TrainOrder, teller: Teller) -> _Bench:
     torch.manual_seed(order.seed)
     dtype = torch.bfloat16 if order.half else torch.float32
     trainee = make_trainee(order.proposer, borrowed, corpus, dtype, order.unroll)
+    if order.start_from is not None:
+        trainee.read(order.start_from)
     head = borrowed.head_weight()[drafted]
     maker = LawMaker(borrowed.source.read(FINAL_NORM), head, borrowed.config.rms_norm_eps)
     shape = WindowShape(order.window, trainee.margin, order.windows)
@@ -170,6 +174,7 @@ def _settle(order: TrainOrder, bench: _Bench) -> LoopOptions:
         "accumulate": order.loop.accumulate,
         "rate": order.loop.rate,
         "others_rate": order.loop.others_rate,
+        "start_from": None if order.start_from is None else str(order.start_from),
     }
     if path.is_file():
         there: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

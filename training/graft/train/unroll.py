@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graft.train.eagle3 import Eagle3Net, Seen
-from graft.train.export import Eagle3Target, write_eagle3
+from graft.train.export import Eagle3Target, read_eagle3, write_eagle3
 from graft.train.losses import (
     coupled_agreement,
     cross_entropy,
@@ -145,6 +145,12 @@ class Eagle3Trainee(Trainee):
     def save(self, folder: Path) -> None:
         """Writes the layout of SpecForge and SGLang."""
         write_eagle3(self.net, self.target, folder)
+
+    def read(self, folder: Path) -> None:
+        """In place: goes on from an EAGLE-3 head."""
+        if not isinstance(self.net, Eagle3Net):
+            return super().read(folder)
+        read_eagle3(self.net, self.target, folder)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices, norms and the head: the head began as the target's and moves less."""
