@@ -12,7 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from graft.common import log
-from graft.common.errors import Draining, GraftError, NoReplica, Stalled
+from graft.common.errors import Draining, GraftError, NoReplica, Stalled, Unsupported
+from graft.common.grammar import grammar_to_proto
 from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
 from graft.common.tier import Tier
 from graft.common.tracing import current, outgoing_metadata, traceparent
@@ -22,6 +23,7 @@ from graft.gateway.metrics import Metrics
 from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
 from graft.gateway.replicas import Replicas
 from graft.gateway.streams import Closings
+from graft.gateway.structured import Structure
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.sampling_pb2 import AcceptRule
 from graft.v1.verify_pb2 import FinishReason, PlainReason
@@ -47,6 +49,7 @@ class Plan:
     request_id: str = ""
     cache_salt: str = ""
     want_trace: bool = False
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ class Generation:
                         yield event
                         if isinstance(event, Ended):
                             return
+            except GraftError as error:
+                raise self._in_our_words(error) from None
             except Elsewhere as elsewhere:
                 refusal = elsewhere.error
                 declined.add(replica.address)
@@ -189,6 +194,7 @@ class Generation:
             replica.address: replica
             for replica in self._services.verify.usable()
             if replica.polled_at > self._lost_at.get(replica.address, -1.0)
+            and self._offers_structure(replica)
         }
         loads = [
             placement.VerifyLoad(address, _num_sessions(replica))
@@ -197,7 +203,25 @@ class Generation:
         address = placement.choose_verify(loads, self._affinity, declined)
         return None if address is None else usable[address]
 
+    def _offers_structure(self, replica: VerifyReplica) -> bool:
+        """False for a replica that would pass the grammar of the answer over."""
+        structure, description = self._plan.structure, replica.description
+        if structure is None:
+            return True
+        return description is not None and structure.grammar.kind in description.grammar_kinds
+
+    def _in_our_words(self, error: GraftError) -> GraftError:
+        """The error under the field that the client knows a grammar by."""
+        if error.field == "grammar" and self._plan.structure is not None:
+            error.field = self._plan.structure.field
+        return error
+
     def _no_replica(self) -> GraftError:
+        structure = self._plan.structure
+        if structure is not None and self._services.verify.usable():
+            return Unsupported(
+                f"{structure.field} is not offered by this server", field=structure.field
+            )
         return NoReplica(
             f"no verify replica can take the request: {self._services.verify.describe_states()}",
             retry_after_s=_RETRY_AFTER_S,
@@ -245,6 +269,9 @@ class Generation:
                 cache_salt=plan.cache_salt,
                 speculate=not tier.off,
                 want_trace=plan.want_trace,
+                grammar=None
+                if plan.structure is None
+                else grammar_to_proto(plan.structure.grammar),
             )
         )
 

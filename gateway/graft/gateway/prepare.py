@@ -282,6 +282,7 @@ class Preparer:
             request_id=asked.request_id,
             cache_salt=_salt(asked.tenant, request.cache_salt),
             want_trace=request.speculation_trace,
+            structure=request.structure(),
         )
         stops = StopStrings(request.stops, request.include_stop_str_in_output, request.min_tokens)
         return ChoicePlan(plan, stops, request.skip_special_tokens, draft.discard)

@@ -19,6 +19,7 @@ from graft.gateway.functions import (
     ToolChoice,
     function_use,
 )
+from graft.gateway.structured import ResponseFormat, Structure, structure_of
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -72,9 +73,6 @@ class GenerationFields(Fields):
     """The fields that both generation routes share."""
 
     not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "response_format": ({"type": "text"},),
-        "regex": ("",),
-        "ebnf": ("",),
         "prediction": (),
     }
 
@@ -106,9 +104,9 @@ class GenerationFields(Fields):
     cache_salt: str = Field(default="", max_length=256)
     return_token_ids: bool = False
     speculation_trace: bool = False
-    response_format: JsonValue = None
-    regex: JsonValue = None
-    ebnf: JsonValue = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     prediction: JsonValue = None
 
     @property
@@ -147,6 +145,19 @@ class GenerationFields(Fields):
             raise InvalidArgument("stream_options needs stream", field="stream_options")
         self.biases()
         token_ids("stop_token_ids", self.stop_token_ids)
+        if self.structure() is not None and self.ignore_eos:
+            raise InvalidArgument(
+                "ignore_eos has no meaning beside a grammar, which says where the text ends",
+                field="ignore_eos",
+            )
+
+    def structure(self) -> Structure | None:
+        """What the answer is held to; None where it is free.
+
+        Raises:
+            InvalidArgument: the fields contradict each other.
+        """
+        return structure_of(self.response_format, self.regex, self.ebnf)
 
     def biases(self) -> dict[int, float]:
         """logit_bias by token id.
@@ -244,7 +255,13 @@ class ChatRequest(GenerationFields):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise InvalidArgument("top_logprobs needs logprobs", field="top_logprobs")
-        self.function_use()
+        use, structure = self.function_use(), self.structure()
+        if use.functions and structure is not None:
+            raise InvalidArgument(
+                f"{structure.field} leaves no room for calls: leave tools out, or set tool_choice "
+                'to "none"',
+                field=structure.field,
+            )
 
     def function_use(self) -> FunctionUse:
         """Which functions may be called, and which must.
