@@ -30,6 +30,7 @@ RENAMED = {
     "speculation": "speculation_mode",
     "speculation_trace": "trace_rounds",
     "prompt": "prompts",
+    "response_format": "json_schema",
 }
 # What needs no field, and why.
 NEEDLESS = {

@@ -37,7 +37,12 @@ class Grammar:
         if bool(self.text) == (self.kind == GrammarKind.GRAMMAR_KIND_JSON_OBJECT):
             state = "has a text, expected none" if self.text else "is empty"
             raise InvalidArgument(f"the grammar {state}", field="grammar")
-        size = len(self.text.encode(errors="replace"))
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                f"{self.name} holds half a surrogate pair", field="grammar"
+            ) from None
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidArgument(
                 f"{self.name} has {size} bytes, limit is {MAX_GRAMMAR_BYTES}", field="grammar"
@@ -51,7 +56,7 @@ class Grammar:
     @property
     def digest(self) -> bytes:
         """Equal for equal grammars."""
-        return hashlib.sha256(f"{self.kind}:{self.text}".encode(errors="replace")).digest()
+        return hashlib.sha256(f"{self.kind}:{self.text}".encode()).digest()
 
 
 _NAMES = {

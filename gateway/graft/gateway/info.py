@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from graft.common.grammar import kind_name
 from graft.gateway.core import Gateway
 from graft.gateway.replicas import Replicas
 from graft.v1 import verify_pb2
@@ -29,6 +30,7 @@ def server_info(gateway: Gateway) -> dict[str, Any]:
                 "avg_spec_accept_length": accept_length,
             }
         ],
+        "structured_output": grammar_kinds(gateway),
         "num_in_flight": gateway.num_in_flight,
         "verify": [
             {**body, **_rules(replica.description)}
@@ -36,6 +38,13 @@ def server_info(gateway: Gateway) -> dict[str, Any]:
         ],
         "draft": _replicas(gateway.drafts),
     }
+
+
+def grammar_kinds(gateway: Gateway) -> list[str]:
+    """What answers may be held to, as at least one usable replica offers it."""
+    found = [r.description for r in gateway.verify.usable() if r.description is not None]
+    kinds = {kind for description in found for kind in description.grammar_kinds}
+    return [kind_name(kind) for kind in sorted(kinds)]
 
 
 def server_version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
@@ -101,7 +102,33 @@ def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
                 if wish.HasField(part):
                     tier[part] = getattr(wish, part)
             fields["speculation"] = tier
+    fields.update(_grammar_fields(options))
     return fields
+
+
+def _grammar_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
+    """What the text is held to, as REST asks for it.
+
+    Raises:
+        InvalidArgument: json_schema is not JSON.
+    """
+    match options.WhichOneof("grammar"):
+        case "json_object":
+            return {"response_format": {"type": "json_object"}} if options.json_object else {}
+        case "json_schema":
+            try:
+                schema = json.loads(options.json_schema)
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(
+                    f"json_schema is not JSON: {error}", field="json_schema"
+                ) from None
+            form = {"type": "json_schema", "json_schema": {"schema": schema}}
+            return {"response_format": form}
+        case "regex":
+            return {"regex": options.regex}
+        case "ebnf":
+            return {"ebnf": options.ebnf}
+    return {}
 
 
 def checked(model: type[_Body], fields: dict[str, Any]) -> _Body:

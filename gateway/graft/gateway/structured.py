@@ -81,8 +81,7 @@ def _of_format(wanted: ResponseFormat) -> tuple[GrammarKind.ValueType, str]:
     schema = None if wanted.json_schema is None else wanted.json_schema.schema_
     if schema is None:
         raise InvalidArgument(
-            "response_format.json_schema.schema is required",
-            field="response_format.json_schema.schema",
+            "response_format.json_schema.schema is required", field="response_format"
         )
     return GrammarKind.GRAMMAR_KIND_JSON_SCHEMA, _written(schema)
 
@@ -90,13 +89,9 @@ def _of_format(wanted: ResponseFormat) -> tuple[GrammarKind.ValueType, str]:
 def _written(schema: Any) -> str:
     """The schema as text, its properties in the order in which they are to be written."""
     try:
-        text = json.dumps(schema, ensure_ascii=False)
-        text.encode()
-        return text
+        return json.dumps(schema, ensure_ascii=False)
     except RecursionError:
         raise _error("response_format", "the schema is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise _error("response_format", "the schema holds half a surrogate pair") from None
 
 
 def _error(field: str, says: str) -> InvalidArgument:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from graft.common.errors import NoReplica
 from graft.gateway.core import Gateway
+from graft.gateway.info import grammar_kinds
 from graft.gateway.rest.context import gateway_of
 
 router = APIRouter(tags=["models"])
@@ -40,4 +41,5 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "owned_by": "graft",
         "max_model_len": context_length,
         "speculation": gateway.speculation_body(),
+        "structured_output": grammar_kinds(gateway),
     }
