@@ -19,6 +19,7 @@ from graft.common.tree import Tree, TreeRefused
 from graft.draft.features import FeatureChunk
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
+from graft.draft.predicted import Predictions
 from graft.draft.prepare import Preparer
 from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
 from graft.draft.sendable import messages
@@ -150,7 +151,8 @@ class Engine:
         self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._deliver = deliver
         self._metrics = metrics
-        self._preparer = Preparer(proposers, metrics)
+        self._predictions = Predictions()
+        self._preparer = Preparer(proposers, metrics, self._predictions)
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
         self._sessions: dict[int, _Attended] = {}
         self._ready: dict[int, _Attended] = {}
@@ -273,6 +275,7 @@ class Engine:
                 self._forget(known)
 
     def _commit(self, session: _Attended, event: Committed) -> None:
+        self._predictions.committed(session.mirror, event.tokens)
         try:
             session.mirror.commit(event.tokens, event.prefix_length, event.prefix_digest)
         except ChainBroken as error:
@@ -382,6 +385,8 @@ class Engine:
         length, digest = len(mirror.prefix), mirror.prefix.digest
         trees: tuple[CandidateTree, ...] = ()
         verbatim = False
+        if session.seat is not None and (proposal is None or isinstance(proposal, Tree)):
+            proposal = self._predictions.blended(mirror, session.seat.tier, proposal)
         if isinstance(proposal, Wire):
             trees, verbatim = proposal.messages, True
         elif proposal is not None and session.seat is not None:

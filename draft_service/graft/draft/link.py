@@ -23,7 +23,7 @@ from graft.common.server import error_from_call
 from graft.common.tier import Tier
 from graft.draft.outbox import Outbox
 from graft.draft.pairing import agree
-from graft.draft.roster import Listener, Office, Roster
+from graft.draft.roster import Listener, Office, Roster, Wish
 from graft.v1.error_reason_pb2 import ErrorReason
 from graft.v1.verify_pb2 import DraftHello, RoundsRequest, RoundsResponse
 from graft.v1.verify_pb2_grpc import VerifyServiceStub
@@ -70,9 +70,9 @@ class Link:
         """Sessions attended or being joined."""
         return len(self._roster)
 
-    def attend(self, session_id: int, ticket: bytes, tier: Tier, listener: Listener) -> None:
+    def attend(self, wish: Wish, listener: Listener) -> None:
         """Joins a session, now or as soon as the stream is up; the newest listener keeps it."""
-        self._roster.attend(session_id, ticket, tier, listener)
+        self._roster.attend(wish, listener)
         self._wanted.set()
 
     def set_tier(self, session_id: int, tier: Tier, listener: Listener) -> None:

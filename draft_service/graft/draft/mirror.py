@@ -34,7 +34,7 @@ class Mirror:
     room: tokens the session may still commit; a tree deeper than room - 1 is wasted.
     cache_salt: sessions with different salts share no cache.
     features: the target's hidden states, for proposers that need them; None has none.
-    prediction: what the client expects the output to be; empty when it said nothing.
+    prediction: [tokens], int32, what the client expects the output to be; None for nothing.
     """
 
     session_id: int
@@ -45,7 +45,7 @@ class Mirror:
     room: int
     cache_salt: str = ""
     features: FeatureStore | None = None
-    prediction: tuple[int, ...] = ()
+    prediction: IntArray | None = None
     num_commits: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

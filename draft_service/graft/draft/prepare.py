@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from graft.common import log
 from graft.common.tree import Tree, TreeRefused
 from graft.draft.credits import Credits
+from graft.draft.foresee import widened
 from graft.draft.lookahead import Ahead, Candidate, Outlook
 from graft.draft.metrics import DraftMetrics
+from graft.draft.predicted import Predictions
 from graft.draft.proposers.base import Foreseen, Foreseer, Proposer, Seat
 from graft.draft.sendable import messages
 from graft.v1.tree_pb2 import CandidateTree
@@ -49,7 +51,9 @@ class _Watched:
 class Preparer:
     """The outlooks of all sessions. Belongs to the engine's thread."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], metrics: DraftMetrics) -> None:
+    def __init__(
+        self, proposers: Mapping[str, Proposer], metrics: DraftMetrics, predictions: Predictions
+    ) -> None:
         self._foreseers = {
             name: one
             for name, one in proposers.items()
@@ -57,6 +61,7 @@ class Preparer:
         }
         self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._metrics = metrics
+        self._predictions = predictions
         self._watched: dict[int, _Watched] = {}
 
     @property
@@ -160,7 +165,10 @@ class Preparer:
         seats += [seat for _, _, seat in wanted]
         if not seats:
             return []
-        seen = foreseer.foresee(seats)
+        seen = [
+            self._blended(seat, found)
+            for seat, found in zip(seats, foreseer.foresee(seats), strict=True)
+        ]
         elapsed_s = time.perf_counter() - started
         for (one, root), found in zip(roots, seen, strict=False):
             one.outlook.saw(root, found.wide)
@@ -170,6 +178,13 @@ class Preparer:
             for (one, candidate, seat), found in made
             if (prepared := self._prepared(one, candidate, seat, found, elapsed_s)) is not None
         ]
+
+    def _blended(self, seat: Seat, found: Foreseen) -> Foreseen:
+        """What is foreseen, with what the client predicted."""
+        blended, mirror = self._predictions.blended, seat.mirror
+        return Foreseen(
+            blended(mirror, seat.tier, found.tree), blended(mirror, widened(seat.tier), found.wide)
+        )
 
     def _branch(self, foreseer: Foreseer, candidate: Candidate) -> Seat | None:
         parent = candidate.parent

@@ -20,7 +20,7 @@ from graft.common.errors import GraftError, reason_name
 from graft.common.prefix import Prefix
 from graft.common.sampling import sampling_from_proto
 from graft.common.tier import Tier
-from graft.common.tree import TreeLimits
+from graft.common.tree import IntArray, TreeLimits
 from graft.common.tree_codec import token_width
 from graft.draft.credits import Credits
 from graft.draft.engine import (
@@ -102,6 +102,16 @@ class Office:
     spans: SessionSpans = field(default_factory=SessionSpans)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Wish:
+    """A session to attend. prediction: [tokens], int32, what its client expects; None for none."""
+
+    session_id: int
+    ticket: bytes
+    tier: Tier
+    prediction: IntArray | None = None
+
+
 class _Stage(Enum):
     WAITING = "waiting for the stream"
     JOINING = "waiting for the prefix"
@@ -119,6 +129,7 @@ class _Session:
     ticket: bytes
     tier: Tier
     listener: Listener
+    prediction: IntArray | None = None
     stage: _Stage = _Stage.WAITING
     key: int | None = None
     credits: Credits = field(default_factory=lambda: Credits(0))
@@ -143,13 +154,14 @@ class Roster:
         """Sessions attended or being joined."""
         return len(self._sessions)
 
-    def attend(self, session_id: int, ticket: bytes, tier: Tier, listener: Listener) -> None:
+    def attend(self, wish: Wish, listener: Listener) -> None:
         """Joins a session, now or as soon as the stream is up; the newest listener keeps it."""
+        session_id = wish.session_id
         former = self._sessions.get(session_id)
         if former is not None:
             self._drop(session_id, leave=True)
             former.listener.closed(session_id)
-        session = _Session(session_id, ticket, tier, listener)
+        session = _Session(session_id, wish.ticket, wish.tier, listener, wish.prediction)
         self._sessions[session_id] = session
         self._office.metrics.sessions.inc()
         if self._outbox is not None:
@@ -256,6 +268,7 @@ class Roster:
                 room=told.room,
                 cache_salt=told.cache_salt,
                 features=_store(session.terms),
+                prediction=session.prediction,
             )
         except GraftError as error:
             self._refuse(session, error.reason, str(error), leave=True)

@@ -22,6 +22,7 @@ from graft.draft.loading import MODEL_PROPOSERS, ModelLoader
 from graft.draft.metrics import DraftMetrics
 from graft.draft.pairing import hello_of
 from graft.draft.proposers.base import Proposer, ProposerInfo
+from graft.draft.proposers.merged import MergedProposer
 from graft.draft.proposers.ngram import NgramProposer
 from graft.draft.roster import Office
 from graft.draft.service import DraftService, Parts
@@ -34,7 +35,8 @@ _SERVICE = "graft.v1.DraftService"
 _ENGINE_STOP_S = 1.0
 _WATCH_MAX_S = 1.0
 
-PROPOSERS = ("ngram", *MODEL_PROPOSERS)
+MERGED = MergedProposer.name
+PROPOSERS = ("ngram", *MODEL_PROPOSERS, MERGED)
 
 
 def make_proposers(settings: DraftSettings) -> list[Proposer]:
@@ -46,6 +48,8 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
     """
     made: dict[str, Proposer] = {}
     models = ModelLoader(settings)
+    ngram = NgramProposer(settings.ngram)
+    asked: list[str] = []
     for word in settings.proposers:
         name, _, path = word.partition("=")
         if name not in PROPOSERS:
@@ -53,10 +57,44 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
             raise InvalidArgument(
                 f"unknown proposer {name!r}; did you mean {close[0]}?", field="proposers"
             )
-        if name in made:
+        if name in {one.partition("=")[0] for one in asked}:
             raise InvalidArgument(f"proposer {name} is named twice", field="proposers")
-        made[name] = NgramProposer(settings.ngram) if name == "ngram" else models.load(name, path)
-    return list(made.values())
+        asked.append(word)
+        if name == MERGED:
+            model = _merged_model(path, settings.proposers)
+            if model not in made:
+                made[model] = models.load(model, _path_of(model, settings.proposers))
+            made[MERGED] = MergedProposer(ngram, made[model])
+        elif name == "ngram":
+            made[name] = ngram
+        elif name not in made:
+            made[name] = models.load(name, path)
+    return [made[word.partition("=")[0]] for word in asked]
+
+
+def _merged_model(sources: str, words: Sequence[str]) -> str:
+    """The model that merged trees are made with, of ``eagle3+ngram``, or the first one loaded.
+
+    Raises:
+        InvalidArgument: there is none, or more than one.
+    """
+    names = [name for name in sources.split("+") if name and name != "ngram"]
+    if not sources:
+        listed = [word.partition("=")[0] for word in words]
+        names = [name for name in listed if name in MODEL_PROPOSERS][:1]
+    if len(names) != 1 or names[0] not in MODEL_PROPOSERS:
+        raise InvalidArgument(
+            f"merged takes ngram and one of {', '.join(MODEL_PROPOSERS)}, for example "
+            f"merged=eagle3+ngram, not {sources or 'nothing'!r}",
+            field="proposers",
+        )
+    return names[0]
+
+
+def _path_of(name: str, words: Sequence[str]) -> str:
+    """The checkpoint that a proposer is given by name=PATH; empty without one."""
+    paths = (word.partition("=") for word in words)
+    return next((path for known, _, path in paths if known == name), "")
 
 
 def _described(proposer: Proposer, lookahead: int) -> ProposerInfo:

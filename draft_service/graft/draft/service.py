@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc.aio
+import numpy as np
 
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
@@ -28,6 +29,7 @@ from graft.draft.link import Link
 from graft.draft.links import Links
 from graft.draft.metrics import DraftMetrics
 from graft.draft.proposers.base import ProposerInfo
+from graft.draft.roster import Wish
 from graft.draft.traced import SessionSpans
 from graft.v1.draft_pb2 import (
     AttendRequest,
@@ -233,7 +235,10 @@ class _Attendance:
             self._refuse(wish.session_id, error)
             return
         self._links[wish.session_id] = link
-        link.attend(wish.session_id, wish.ticket, tier, self)
+        prediction = np.asarray(wish.prediction_tokens, np.int64).astype(np.int32)
+        link.attend(
+            Wish(wish.session_id, wish.ticket, tier, prediction if len(prediction) else None), self
+        )
         if wish.session_id in self._links:
             self._parts.spans.begin(wish.session_id, wish.traceparent, tier)
 

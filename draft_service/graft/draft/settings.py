@@ -27,7 +27,7 @@ class DraftSettings(Settings):
         ["ngram"],
         min_length=1,
         description="Proposers to load; the first is the default. name=PATH gives one its own "
-        "checkpoint.",
+        "checkpoint; merged=eagle3+ngram puts two into one tree.",
     )
     draft_model_path: str = Field(
         "", description="Checkpoint of the model proposers: a folder or a Hugging Face id."

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
+from graft.common.relay import Relay
 from graft.draft.proposers.base import Proposer
 from graft.draft.server import DraftServer
 from graft.draft.settings import DraftSettings
@@ -42,6 +43,7 @@ class Cluster:
     draft_addresses: list[str]
     client: httpx.AsyncClient
     model: str
+    relays: list[Relay]
 
     @property
     def url(self) -> str:
@@ -77,16 +79,24 @@ async def running_cluster(
     verify: dict[str, Any] | None = None,
     draft: dict[str, Any] | None = None,
     gateway: dict[str, Any] | None = None,
+    relayed: bool = False,
 ) -> AsyncIterator[Cluster]:
-    """Starts verify replicas, then drafters, then a gateway in front of them; stops them after."""
+    """Starts verify replicas, then drafters, then a gateway in front of them; stops them after.
+
+    relayed: gateway and drafters reach each verify replica through a relay of its own.
+    """
     async with AsyncExitStack() as stack:
-        verifiers, verify_addresses = [], []
+        verifiers, verify_addresses, relays = [], [], []
         for _ in range(num_verify):
             flags = {"model": str(model), "port": 0, **VERIFY, **(verify or {})}
             server = VerifyServer(VerifySettings.load(None, flags))
             verify_addresses.append(f"127.0.0.1:{await server.start()}")
             stack.push_async_callback(server.stop, 0.5)
             verifiers.append(server)
+            if relayed:
+                relays.append(Relay(verify_addresses[-1]))
+                verify_addresses[-1] = await relays[-1].start()
+                stack.push_async_callback(relays[-1].stop)
         drafters, draft_addresses = [], []
         for _ in range(num_draft):
             drafter = DraftServer(
@@ -105,6 +115,7 @@ async def running_cluster(
                     "verify": verify_addresses,
                     "draft": draft_addresses,
                     "tree_deadline_ms": 2000,
+                    "tiers": "fixed",
                     **(gateway or {}),
                 },
             )
@@ -124,6 +135,7 @@ async def running_cluster(
             draft_addresses,
             client,
             listed["data"][0]["id"],
+            relays,
         )
 
 

@@ -1,0 +1,66 @@
+"""Where a text stands in what its client predicted it to be. Knows tokens; knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from graft.common.tree import IntArray
+
+MAX_MATCH = 32
+
+
+class Place(NamedTuple):
+    """index: of the predicted token that comes next. length: tokens that match before it.
+
+    A text that has followed the prediction from its beginning matches `MAX_MATCH`.
+    """
+
+    index: int
+    length: int
+
+
+NOWHERE = Place(0, 0)
+
+
+def align(prediction: IntArray, text: IntArray) -> Place:
+    """The place after the longest match of the end of `text`; of equal ones, the nearest in index.
+
+    An empty text stands at the beginning. NOWHERE when its last token is not predicted.
+
+    Shapes:
+        prediction, text: [tokens], int32; text is what was generated, without the prompt.
+    """
+    count = len(text)
+    if not count:
+        return Place(0, MAX_MATCH)
+    if count <= len(prediction) and bool(np.array_equal(prediction[:count], text)):
+        return Place(count, MAX_MATCH)
+    ends = np.flatnonzero(prediction == text[-1])
+    if not len(ends):
+        return NOWHERE
+    length = 1
+    while length < min(MAX_MATCH, count):
+        longer = ends[ends >= length]
+        longer = longer[prediction[longer - length] == text[-1 - length]]
+        if not len(longer):
+            break
+        ends, length = longer, length + 1
+    nearest = int(ends[np.argmin(np.abs(ends + 1 - count))])
+    return Place(nearest + 1, length)
+
+
+def count_accepted(prediction: Sequence[int], text: Sequence[int]) -> int:
+    """Tokens of `text` that came as the prediction said, each at the place reached before it."""
+    predicted = np.asarray(prediction, np.int32)
+    written = np.asarray(text, np.int32)
+    accepted, index = 0, 0
+    for place, token in enumerate(written.tolist()):
+        if index < len(predicted) and predicted[index] == token:
+            accepted, index = accepted + 1, index + 1
+            continue
+        found = align(predicted, written[: place + 1])
+        index = found.index if found.length else len(predicted)
+    return min(accepted, len(predicted))

@@ -1,0 +1,179 @@
+"""Trees that are there before they are asked for: the same text, fewer waits, few bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.common.relay import Conditions
+from graft.draft.proposers.base import Proposer
+from graft.testing.checkpoints import write_eagle, write_eagle3
+from graft.testing.cluster import Cluster, running_cluster
+from graft.testing.models import write_tiny_model
+from graft.testing.scripted import Scripted, accept_n, perfect, replay
+
+LAWS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
+PROMPTS = ["a b c a b c a b c a b c", "The quick brown fox jumps over the lazy dog. The quick"]
+SYNCHRONOUS = {"num_steps": 3, "topk": 2, "num_draft_tokens": 8}
+AHEAD = {**SYNCHRONOUS, "lookahead": 12}
+WRITERS: dict[str, Any] = {
+    "ngram": None,
+    "standalone": lambda folder, target: write_tiny_model(folder, layers=2),
+    "eagle": lambda folder, target: write_eagle(folder, target),
+    "eagle3": lambda folder, target: write_eagle3(folder, target),
+}
+
+
+@asynccontextmanager
+async def cluster_of(
+    tmp_path: Path, name: str = "ngram", proposers: Sequence[Proposer] | None = None, **more: Any
+) -> AsyncIterator[Cluster]:
+    target = write_tiny_model(tmp_path / "tiny", layers=2 if name == "standalone" else 6)
+    flags: dict[str, Any] = {}
+    if (write := WRITERS.get(name)) is not None:
+        flags = {
+            "proposers": [name],
+            "draft_model_path": str(write(tmp_path / "draft", target)),
+            "model": str(target),
+        }
+    async with running_cluster(target, proposers=proposers, draft=flags, **more) as cluster:
+        yield cluster
+
+
+def text(body: dict[str, Any]) -> str:
+    return str(body["choices"][0]["message"]["content"])
+
+
+def drafted(cluster: Cluster, name: str, **labels: str) -> float:
+    registry = cluster.drafters[0].metrics.registry
+    return registry.get_sample_value(f"graft_draft_{name}_total", labels) or 0.0
+
+
+def pushed(cluster: Cluster, outcome: str) -> float:
+    registry = cluster.verifiers[0].metrics.registry
+    return registry.get_sample_value("graft_pushed_trees_total", {"outcome": outcome}) or 0.0
+
+
+@pytest.mark.parametrize("name", WRITERS)
+async def test_off_synchronous_and_look_ahead_write_the_same_text(
+    name: str, tmp_path: Path
+) -> None:
+    async with cluster_of(tmp_path, name, relayed=True) as cluster:
+        cluster.relays[0].set_rtt(0.01)
+        for law in LAWS:
+            for prompt in PROMPTS:
+                fields = {"max_tokens": 40, "ignore_eos": True, **law}
+                plain = text(await cluster.chat(prompt, speculation="off", **fields))
+                for tier in (SYNCHRONOUS, AHEAD):
+                    wish = {"proposer": name, **tier}
+                    body = await cluster.chat(prompt, speculation=wish, **fields)
+                    assert text(body) == plain
+        assert drafted(cluster, "lookahead_trees", outcome="pushed") > 0
+
+
+async def test_sessions_side_by_side_look_ahead_and_keep_their_texts(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, "standalone") as cluster:
+
+        def ask(index: int, wish: Any) -> Any:
+            law = LAWS[index % len(LAWS)]
+            prompt = f"{index} {PROMPTS[index % len(PROMPTS)]}"
+            return cluster.chat(prompt, max_tokens=30, speculation=wish, **law)
+
+        alone = [text(await ask(index, "off")) for index in range(6)]
+        wish = {"proposer": "standalone", **AHEAD}
+        together = await asyncio.gather(*(ask(index, wish) for index in range(6)))
+        assert [text(body) for body in together] == alone
+
+
+async def truth_of(tmp_path: Path, prompt: list[int], count: int) -> list[int]:
+    """What the target says after a prompt."""
+    async with cluster_of(tmp_path / "truth") as cluster:
+        body = await cluster.complete(
+            prompt,
+            max_tokens=count,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+            speculation="off",
+        )
+    found: list[int] = body["choices"][0]["token_ids"]
+    return found
+
+
+async def with_script(
+    tmp_path: Path, script: str, tier: dict[str, int], rtt_s: float, count: int
+) -> tuple[Cluster, float, float]:
+    """A cluster after one answer, its hit rate among rounds with a tree, and bytes a token."""
+    prompt = [40, 41, 42, 43]
+    truth = await truth_of(tmp_path, prompt, count)
+    after = replay([[*prompt, *truth]])
+    proposer: Scripted = perfect(after, 3) if script == "perfect" else accept_n(after, 2, 4)
+    async with cluster_of(tmp_path, script, [proposer], relayed=True) as cluster:
+        cluster.relays[0].set_rtt(rtt_s)
+        body = await cluster.complete(
+            prompt,
+            max_tokens=count,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+            speculation={"proposer": proposer.name, **tier},
+        )
+        assert body["choices"][0]["token_ids"] == truth
+        record = body["metrics"]["speculative_decoding"]
+        rate = pushed(cluster, "hit") / max(1, record["num_spec_steps"] - 1)
+        spent = drafted(cluster, "sent_bytes") / drafted(cluster, "committed_tokens")
+    return cluster, rate, spent
+
+
+async def test_a_drafter_that_is_always_right_is_always_there(tmp_path: Path) -> None:
+    tier = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "lookahead": 8}
+    cluster, rate, _ = await with_script(tmp_path, "perfect", tier, 0.02, 100)
+    assert rate == 1.0
+    assert drafted(cluster, "lookahead_commits", outcome="miss") <= 1
+
+
+async def test_a_synchronous_drafter_sends_few_bytes_a_token(tmp_path: Path) -> None:
+    """Trees of 8 nodes, of which 2 are accepted: what a trained drafter reaches."""
+    tier = {"num_steps": 4, "topk": 4, "num_draft_tokens": 8}
+    cluster, rate, spent = await with_script(tmp_path, "accept_n", tier, 0.0, 90)
+    assert rate == 0.0
+    assert spent <= 60
+    assert drafted(cluster, "lookahead_trees", outcome="pushed") == 0
+
+
+async def test_a_drafter_that_looks_ahead_sends_at_most_four_times_as_many(
+    tmp_path: Path,
+) -> None:
+    tier = {"num_steps": 4, "topk": 4, "num_draft_tokens": 8, "lookahead": 24}
+    _, _, spent = await with_script(tmp_path, "accept_n", tier, 0.02, 90)
+    assert spent <= 256
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["greedy", "sampled"])
+async def test_faults_of_the_wire_change_no_text(law: dict[str, Any], tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, "standalone", relayed=True) as cluster:
+        fields = {"max_tokens": 60, "ignore_eos": True, **law}
+        plain = text(await cluster.chat(PROMPTS[0], speculation="off", **fields))
+        relay = cluster.relays[0]
+        wish = {"proposer": "standalone", **AHEAD}
+
+        async def break_wire() -> None:
+            for delay_s, fault in ((0.15, "jitter"), (0.15, "hang"), (0.3, "on"), (0.1, "reset")):
+                await asyncio.sleep(delay_s)
+                if fault == "jitter":
+                    relay.change(Conditions(0.002, 0.01), Conditions(0.002, 0.01, 200_000))
+                elif fault == "reset":
+                    relay.reset()
+                else:
+                    relay.hang(fault == "hang")
+
+        breaking = asyncio.create_task(break_wire())
+        bodies = [await cluster.chat(PROMPTS[0], speculation=wish, **fields) for _ in range(3)]
+        await breaking
+        bodies.append(await cluster.chat(PROMPTS[0], speculation=wish, **fields))
+        assert {text(body) for body in bodies} == {plain}
