@@ -113,7 +113,7 @@ class Answer:
         if commit.trace is not None:
             check_trace(commit.trace)
         millis = (time.monotonic() - self._began) * 1000
-        return (SeenRound(number, millis, choice.plan.tier, commit),)
+        return (SeenRound(number, millis, commit.tier, commit),)
 
     def _note_first_token(self) -> float:
         now = time.monotonic()

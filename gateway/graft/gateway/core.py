@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graft.common import log
@@ -43,12 +43,14 @@ from graft.gateway.record import tier_body
 from graft.gateway.replicas import Replicas, State, Watch
 from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationField
 from graft.gateway.settings import GatewaySettings
+from graft.gateway.steering import Steering
 from graft.gateway.streams import Closings
+from graft.gateway.tiers.controller import make_policy
 from graft.gateway.tokenizer import Tokenizer
 from graft.gateway.traced import describe_answer
+from graft.gateway.tree_counts import TreeCounts
 from graft.v1 import draft_pb2
 
-from graft.gateway.tree_counts import TreeCounts
 _log = log.get("gateway")
 _RETRY_AFTER_S = 1.0
 _LAST_WORDS_S = 1.0
@@ -107,7 +109,11 @@ class Gateway:
             plaintext_ok=insecure,
         )
         self.attendants = Attendants(self.drafts, self.metrics, settings.silent_s)
-        self._services = Services(self.verify, self.attendants, self.closings, self.metrics)
+        policy = make_policy(settings.tiers, settings.tier_config, settings.tree_deadline_ms / 1000)
+        self.steering = Steering(settings.tiers, policy, self.metrics)
+        self._services = Services(
+            self.verify, self.attendants, self.closings, self.metrics, self.steering
+        )
         self._limits = Limits(
             request_s=settings.request_timeout_s,
             progress_s=settings.progress_timeout_s,
@@ -192,9 +198,10 @@ class Gateway:
 
     def tier(self, wish: str | SpeculationField | None) -> ChosenTier:
         """The tier of a request with this `speculation` field."""
-        return choose_tier(
+        chosen = choose_tier(
             wish, self.settings.speculation, self.proposers(), self.drafts.describe_states()
         )
+        return replace(chosen, offers=()) if self.settings.tiers == "fixed" else chosen
 
     async def prepare_chat(self, request: ChatRequest, asked: Asked) -> Job:
         """Checks a chat request and makes its job."""
@@ -284,6 +291,9 @@ class Gateway:
         }
 
     def _watch_levels(self) -> None:
+        self.metrics.registry.register(
+            TreeCounts(lambda: [r.description for r in self.verify if r.description is not None])
+        )
         self.metrics.watch(
             Level("graft_kv_pages", "Pages of the KV pools", "state", self._kv_pages)
         )
@@ -291,9 +301,6 @@ class Gateway:
             Level("graft_replicas", "Replicas by state", "state", self._replica_states)
         )
         self.metrics.watch(
-        self.metrics.registry.register(
-            TreeCounts(lambda: [r.description for r in self.verify if r.description is not None])
-        )
             Level("graft_spec_active", "Whether a proposer can draft", "algorithm", self._active)
         )
         self.metrics.watch(

@@ -15,15 +15,18 @@ from graft.common import log
 from graft.common.errors import Draining, GraftError, NoReplica, Stalled, Unsupported
 from graft.common.grammar import grammar_to_proto
 from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
-from graft.common.tier import Tier
+from graft.common.tier import OFF, Tier
 from graft.common.tracing import current, outgoing_metadata, traceparent
 from graft.gateway import placement
 from graft.gateway.attend import Attendants
 from graft.gateway.metrics import Metrics
 from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
 from graft.gateway.replicas import Replicas
+from graft.gateway.steering import Steered, Steering, cut_offers
 from graft.gateway.streams import Closings
 from graft.gateway.structured import Structure
+from graft.gateway.tiers.choose import Offer
+from graft.gateway.tiers.seen import Switch
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.sampling_pb2 import AcceptRule
 from graft.v1.verify_pb2 import FinishReason, PlainReason
@@ -37,7 +40,10 @@ VerifyReplicas = Replicas[verify_pb2.VerifyServiceDescribeResponse]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one choice is to be."""
+    """What one choice is to be.
+
+    offers: the proposers that a policy may choose from; none keeps the tier as it is.
+    """
 
     prompt: Sequence[int]
     sampling: Sampling
@@ -50,6 +56,7 @@ class Plan:
     cache_salt: str = ""
     want_trace: bool = False
     structure: Structure | None = None
+    offers: tuple[Offer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """One commit; the message's fields are read once, here."""
+    """One commit; the message's fields are read once, here. `tier` is the one it was drafted at."""
 
     tokens: tuple[int, ...]
     num_accepted: int
@@ -88,6 +95,7 @@ class Committed:
     logprobs: Sequence[verify_pb2.TokenLogprobs]
     prompt_logprobs: Sequence[verify_pb2.TokenLogprobs]
     timing: verify_pb2.RoundTiming
+    tier: Tier = OFF
     trace: verify_pb2.RoundTrace | None = None
 
 
@@ -110,6 +118,7 @@ class Services:
     attendants: Attendants
     closings: Closings
     metrics: Metrics
+    steering: Steering
 
 
 class Generation:
@@ -253,7 +262,34 @@ class Generation:
             return Ended(FinishReason.FINISH_REASON_LENGTH, 0)
         return None
 
-    def _open_message(self, tier: Tier) -> verify_pb2.GenerateRequest:
+    def _steer(self, replica: VerifyReplica) -> Steered | None:
+        """The helm of a session at a replica, None when its tier stays as it is."""
+        plan, description = self._plan, replica.description
+        if not plan.offers or description is None:
+            return None
+        offers = cut_offers(
+            plan.offers,
+            description.max_nodes,
+            description.max_depth,
+            chains_only=plan.sampling.compares_probs,
+        )
+        context = len(plan.prompt) + len(self._committed)
+        return self._services.steering.open(
+            replica.address, offers, max(1, _num_sessions(replica)), context
+        )
+
+    async def _turn(self, switch: Switch, session: int, reader: Reader) -> None:
+        """Tells the drafter its new tier, and verify whether there is a tree to wait for."""
+        self._services.attendants.set_tier(session, switch.after)
+        if switch.before.off != switch.after.off:
+            micros = 0 if switch.after.off else self._limits.tree_micros
+            await reader.write(
+                verify_pb2.GenerateRequest(
+                    set_deadline=verify_pb2.SetTreeDeadline(tree_deadline_micros=micros)
+                )
+            )
+
+    def _open_message(self, tier: Tier, *, speculate: bool) -> verify_pb2.GenerateRequest:
         plan = self._plan
         return verify_pb2.GenerateRequest(
             open=verify_pb2.OpenSession(
@@ -267,7 +303,7 @@ class Generation:
                 want_prompt_logprobs=plan.want_prompt_logprobs and not self._prompt_logprobs_seen,
                 request_id=plan.request_id,
                 cache_salt=plan.cache_salt,
-                speculate=not tier.off,
+                speculate=speculate,
                 want_trace=plan.want_trace,
                 grammar=None
                 if plan.structure is None
@@ -293,7 +329,12 @@ class Generation:
             raise self._too_long()
         description = replica.description
         assert description is not None
-        tier = self._plan.tier.within(description.max_nodes, description.max_depth)
+        steered = self._steer(replica)
+        if steered is not None:
+            tier = steered.tier
+        else:
+            tier = self._plan.tier.within(description.max_nodes, description.max_depth)
+        speculate = steered is not None or not tier.off
         call: Call = verify_pb2_grpc.VerifyServiceStub(replica.channel).Generate(
             None, timeout=left_s, metadata=outgoing_metadata() or None
         )
@@ -303,13 +344,15 @@ class Generation:
         replica.num_sessions += 1
         self._services.metrics.sessions_open.inc()
         try:
-            await reader.write(self._open_message(tier))
+            await reader.write(self._open_message(tier, speculate=speculate))
             opened = await reader.next(self._deadline, started=False)
             if not opened.HasField("opened"):
                 raise GraftError("the verify replica did not say that the session is open")
             session = opened.opened.session_id
             law = self._hold_to(opened.opened)
-            if not tier.off:
+            if steered is not None:
+                steered.session = session
+            if speculate:
                 self._services.attendants.attend(
                     placement.Wish(
                         session, opened.opened.ticket, replica.address, tier, traceparent()
@@ -327,7 +370,13 @@ class Generation:
                 message = await reader.next(self._deadline, started=started)
                 if message.HasField("committed"):
                     started = True
-                    yield self._commit(message.committed)
+                    if steered is not None:
+                        tier = steered.in_force
+                    commit = self._commit(message.committed, tier)
+                    switch = None if steered is None else steered.observe(message.committed)
+                    if switch is not None:
+                        await self._turn(switch, session, reader)
+                    yield commit
                 elif message.HasField("finished"):
                     ended = True
                     yield self._finish(message.finished)
@@ -336,7 +385,9 @@ class Generation:
         finally:
             replica.num_sessions -= 1
             self._services.metrics.sessions_open.dec()
-            if session is not None and not tier.off:
+            if steered is not None:
+                steered.close()
+            if session is not None and speculate:
                 self._services.attendants.release(session)
             farewell = None
             if not ended and session is not None and not call.done():
@@ -345,7 +396,7 @@ class Generation:
                 )
             self._services.closings.close(call, reader.pending, farewell)
 
-    def _commit(self, message: verify_pb2.TokensCommitted) -> Committed:
+    def _commit(self, message: verify_pb2.TokensCommitted, tier: Tier) -> Committed:
         tokens = tuple(message.tokens)
         length = len(self._plan.prompt) + len(self._committed) + len(tokens)
         if not tokens or message.prefix_length != length:
@@ -373,6 +424,7 @@ class Generation:
             logprobs=message.logprobs,
             prompt_logprobs=message.prompt_logprobs,
             timing=message.timing,
+            tier=tier,
             trace=message.trace if message.HasField("trace") else None,
         )
 

@@ -30,6 +30,7 @@ def server_info(gateway: Gateway) -> dict[str, Any]:
                 "avg_spec_accept_length": accept_length,
             }
         ],
+        "tiers": gateway.steering.as_body(),
         "structured_output": grammar_kinds(gateway),
         "num_in_flight": gateway.num_in_flight,
         "verify": [

@@ -34,6 +34,7 @@ from graft.gateway.request import (
     token_ids,
 )
 from graft.gateway.text import StopStrings
+from graft.gateway.tiers.choose import Offer
 from graft.gateway.tokenizer import Tokenizer
 from graft.v1 import draft_pb2
 from graft.v1.sampling_pb2 import AcceptRule
@@ -61,11 +62,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTier:
-    """The tier of a request, its word in metrics, and why nothing is drafted, if so."""
+    """The tier of a request, its word in metrics, and why nothing is drafted, if so.
+
+    offers: what a policy may choose from, the default first; none for a tier that was asked for.
+    """
 
     tier: Tier = OFF
     label: str = "off"
     inactive_reason: str = ""
+    offers: tuple[Offer, ...] = ()
 
 
 def choose_tier(
@@ -85,9 +90,13 @@ def choose_tier(
     """
     if wish is None:
         try:
-            return choose_tier(default, default, proposers, why_none)
+            chosen = choose_tier(default, default, proposers, why_none)
         except UnknownProposer as error:
             return ChosenTier(inactive_reason=str(error))
+        if not default.startswith("{") and not chosen.tier.off and not chosen.offers:
+            named = tuple(offer_of(one) for one in proposers if one.name == default)
+            return replace(chosen, offers=named)
+        return chosen
     if isinstance(wish, str) and wish.startswith("{"):
         wish = _written_tier(wish)
     if wish == "off":
@@ -112,7 +121,20 @@ def choose_tier(
         tier = replace(tier, **given)
         if given:
             return ChosenTier(tier, "off" if tier.off else f"{found.name}-custom")
-    return ChosenTier(tier, "off" if tier.off else found.name)
+    if tier.off:
+        return ChosenTier(tier)
+    offers = tuple(map(offer_of, proposers)) if wish == "auto" else ()
+    return ChosenTier(tier, found.name, offers=offers)
+
+
+def offer_of(described: draft_pb2.ProposerDescription) -> Offer:
+    """What a policy is told of a proposer."""
+    base = replace(tier_from_proto(described.default_tier), proposer=described.name)
+    return Offer(
+        base,
+        max(described.max_nodes, base.num_draft_tokens),
+        max(described.max_depth, base.num_steps),
+    )
 
 
 def _written_tier(text: str) -> SpeculationField:
@@ -283,6 +305,7 @@ class Preparer:
             cache_salt=_salt(asked.tenant, request.cache_salt),
             want_trace=request.speculation_trace,
             structure=request.structure(),
+            offers=chosen.offers,
         )
         stops = StopStrings(request.stops, request.include_stop_str_in_output, request.min_tokens)
         return ChoicePlan(plan, stops, request.skip_special_tokens, draft.discard)

@@ -44,7 +44,7 @@ class Reader:
         self._sequence = 0
 
     async def write(self, message: verify_pb2.GenerateRequest) -> None:
-        """Sends the first message. A failure shows in the first read, with its status."""
+        """Sends a message. A failure shows in the next read, with its status."""
         writing = asyncio.ensure_future(self._call.write(message))
         await asyncio.wait(
             {writing, self._lost},
@@ -53,7 +53,7 @@ class Reader:
         )
         if not writing.done():
             writing.cancel()
-            raise Lost("the open message could not be sent")
+            raise Lost("a message could not be sent")
         if not writing.cancelled():
             writing.exception()
 

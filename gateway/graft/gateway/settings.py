@@ -56,6 +56,15 @@ class GatewaySettings(Settings):
         "auto",
         description="For requests that do not say: auto, off, a proposer, or a tier as JSON.",
     )
+    tiers: Literal["fixed", "field", "goodput"] = Field(
+        "goodput",
+        description="Who chooses the tier of requests that name none: fixed keeps the default, "
+        "field is the adaptive depth of SGLang, goodput the most tokens a second.",
+    )
+    tier_config: str = Field(
+        "default",
+        description="For tiers=field: default, conservative, aggressive or an SGLang JSON file.",
+    )
     tree_deadline_ms: int = Field(
         50, ge=0, le=10_000, description="How long a round waits for a tree."
     )

@@ -49,7 +49,9 @@ class Counts:
             drafted=commit.num_drafted, accepted=commit.num_accepted, kept=kept
         )
         reason = commit.plain_reason
-        speculates = not self._job.tier.off
+        steered = bool(self._job.choices[0].plan.offers)
+        speculates = not (commit.tier if steered else self._job.tier).off
+        label = (commit.tier.proposer if speculates else "off") if steered else self._job.tier_label
         if speculates and reason not in (
             PlainReason.PLAIN_REASON_UNSPECIFIED,
             PlainReason.PLAIN_REASON_PREFILL,
@@ -58,7 +60,7 @@ class Counts:
             self._metrics.fallback(name)
         timing = commit.timing
         self._metrics.round(
-            tier=self._job.tier_label,
+            tier=label,
             drafted=commit.num_drafted,
             accepted=commit.num_accepted,
             kept=kept,

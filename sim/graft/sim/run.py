@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from graft.common.tier import Tier
 from graft.gateway.tiers.choose import Offer
@@ -97,7 +98,7 @@ def fixed_tokens(workload: Workload, seed: int, tier: Tier) -> Callable[[float],
 
 
 def _at(knots: list[tuple[float, float]], time: float) -> float:
-    for (low, low_y), (high, high_y) in zip(knots, knots[1:], strict=False):
+    for (low, low_y), (high, high_y) in pairwise(knots):
         if time <= high:
             return low_y + (high_y - low_y) * (time - low) / (high - low)
     return knots[-1][1]
@@ -109,7 +110,8 @@ def run(workload: Workload, seed: int, policy: Policy, *, peers: bool = False) -
     draw = luck.dice.random
     proposers = offers(workload)
     now, total, context = 0.0, 0.0, _PROMPT
-    ends, phases = [], list(workload.phases)
+    ends: list[float] = []
+    phases = list(workload.phases)
     for phase in phases:
         ends.append((ends[-1] if ends else 0.0) + phase.seconds)
     place, number = 0, -1
@@ -159,9 +161,7 @@ def run(workload: Workload, seed: int, policy: Policy, *, peers: bool = False) -
 
 def _close(pilots: list[Pilot]) -> None:
     for pilot in pilots:
-        close = getattr(pilot, "close", None)
-        if close is not None:
-            close()
+        pilot.close()
 
 
 def _round(

@@ -7,7 +7,6 @@ objects, only the rounds that a gateway would see.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,9 +37,8 @@ class Machine:
 
 @cache
 def _line(points: tuple[tuple[int, float], ...], at: int) -> float:
-    for (low, low_y), (high, high_y) in zip(points, points[1:], strict=False):
-        if at <= high:
-            break
+    place = next((i for i, (rows, _) in enumerate(points) if at <= rows), len(points) - 1)
+    (low, low_y), (high, high_y) = points[max(1, place) - 1 : max(1, place) + 1]
     return low_y + (high_y - low_y) * (at - low) / (high - low)
 
 
@@ -112,18 +110,21 @@ class Shape:
     expected: float
 
     def walk(self, uniforms: Sequence[float]) -> tuple[tuple[int, ...], int]:
-        """One outcome: ranks of the accepted nodes, and the children of the last that were wrong."""
-        node, ranks = 0, []
+        """One outcome: ranks of the accepted nodes, and the last one's children that were wrong."""
+        node = 0
+        ranks: list[int] = []
         for depth, uniform in enumerate(uniforms):
             kids = self.children[node]
             if not kids:
                 return tuple(ranks), 0
-            for rank, chance in enumerate(self.by_rank[depth][: len(kids)]):
+            rank = 0
+            for chance in self.by_rank[depth][: len(kids)]:
                 if uniform < chance:
                     break
                 uniform -= chance
-            else:
-                return tuple(ranks), len(kids)
+                rank += 1
+            if rank == len(kids):
+                return tuple(ranks), rank
             ranks.append(rank)
             node = kids[rank]
         return tuple(ranks), len(self.children[node])
@@ -199,8 +200,3 @@ def mean_rate(workload: Workload, phase: Phase, effect: float, tier: Tier) -> fl
 def effect_of(uniform: float) -> float:
     """The effect of a session: sessions of one class are not all alike."""
     return EFFECTS[min(int(uniform * len(EFFECTS)), len(EFFECTS) - 1)]
-
-
-def is_finite(value: float) -> bool:
-    """False for what no clock shows."""
-    return math.isfinite(value) and value > 0

@@ -6,14 +6,15 @@ Knows estimates; keeps nothing and knows no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graft.common.tier import Tier
 from graft.gateway.tiers.costs import Costs
-from graft.gateway.tiers.grow import best_nodes, expected_accepted
+from graft.gateway.tiers.grow import Node, best_nodes, expected_accepted
 from graft.gateway.tiers.survival import MAX_DEPTH, MAX_WIDTH, Chances
 
 MAX_NODES = 48
+_LEAST_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def plain(costs: Costs, load: Load) -> Rated | None:
     curve = costs.verify.curve(load.num_sessions, MAX_NODES, load.context)
     if curve is None:
         return None
-    seconds = curve[1] + costs.beside.get(0.0)
+    seconds = max(_LEAST_S, curve[1] + costs.beside.get(0.0))
     return Rated(Tier(), 1.0 / seconds, 1.0, seconds)
 
 
@@ -77,24 +78,44 @@ def rate(tier: Tier, chances: Chances, costs: Costs, load: Load) -> Rated | None
     nodes = best_nodes(chances, tier.num_steps, tier.topk, tier.num_draft_tokens - 1)
     accepted = expected_accepted(nodes, tier.num_steps, tier.topk, tier.num_draft_tokens - 1)
     num_nodes = min(tier.num_draft_tokens, len(nodes) + 1, MAX_NODES)
-    return _rated(tier, accepted, num_nodes, chances, costs, curve)
-
-
-def _rated(
-    tier: Tier,
-    accepted: float,
-    num_nodes: int,
-    chances: Chances,
-    costs: Costs,
-    curve: Sequence[float],
-) -> Rated:
-    """A tree round where there is a tree, a plain one after the same wait where there is none."""
-    offered = 0.0 if costs.too_late(tier) else chances.offered
-    tokens = 1.0 + offered * accepted
-    forward_s = offered * curve[num_nodes] + (1.0 - offered) * curve[1]
-    wait_s = costs.draft(tier.proposer).wait_s(tier, forward_s)
-    seconds = min(wait_s, costs.deadline_s) + forward_s + costs.beside.get(0.0)
+    level = _Level(tier.num_steps, tier.topk, tier.lookahead, tier.proposer, chances, costs)
+    tokens, seconds = level.round(accepted, curve[num_nodes], curve[1])
     return Rated(tier, tokens / seconds, tokens, seconds)
+
+
+class _Level:
+    """What rounds of one depth, width and look-ahead have in common, whatever their nodes.
+
+    A round has a tree, or is plain after the same wait.
+    """
+
+    __slots__ = ("_beside_s", "_costs", "_draft", "_drafting_s", "_lookahead", "_offered")
+
+    def __init__(
+        self,
+        depth: int,
+        topk: int,
+        lookahead: int,
+        proposer: str,
+        chances: Chances,
+        costs: Costs,
+    ) -> None:
+        self._costs = costs
+        self._draft = costs.draft(proposer)
+        self._drafting_s = self._draft.draft_s(depth, topk)
+        self._lookahead = lookahead > 0
+        self._offered = chances.offered
+        self._beside_s = costs.beside.get(0.0)
+
+    def round(self, accepted: float, tree_s: float, plain_s: float) -> tuple[float, float]:
+        """Tokens and seconds of a round, of a tree that has `accepted` tokens on average."""
+        offered = self._offered
+        forward_s = offered * tree_s + (1.0 - offered) * plain_s
+        wait_s = self._draft.wait_s(self._drafting_s, forward_s, lookahead=self._lookahead)
+        if self._costs.too_late(wait_s):
+            offered, forward_s, wait_s = 0.0, plain_s, self._costs.deadline_s
+        seconds = max(_LEAST_S, wait_s + forward_s + self._beside_s)
+        return 1.0 + offered * accepted, seconds
 
 
 def best(offer: Offer, chances: Chances, costs: Costs, load: Load) -> Rated | None:
@@ -103,36 +124,49 @@ def best(offer: Offer, chances: Chances, costs: Costs, load: Load) -> Rated | No
     curve = costs.verify.curve(load.num_sessions, MAX_NODES, load.context)
     if curve is None or max_nodes < 2:
         return None
-    found: Rated | None = None
+    found = (0.0, 0.0, 1.0)
+    where = (0, 0, 0, 0)
     nodes = best_nodes(chances, offer.deepest, offer.widest, max_nodes - 1)
     for lookahead in sorted({0, offer.base.lookahead}):
         for width in _widths(offer.widest):
             falls = 0
             for depth in _depths(offer.deepest):
-                if depth + 1 > max_nodes:
+                if depth + 1 > max_nodes or falls == 2:
                     break
-                tier = Tier(offer.name, depth, width, depth + 1, lookahead)
-                level: Rated | None = None
-                accepted, count = 0.0, 1
-                for node in nodes:
-                    if node.depth > depth or node.width > width:
-                        continue
-                    accepted += node.chance
-                    count += 1
-                    if count < depth + 1 or (width > 1 and count > 4 and count % 2):
-                        continue
-                    grown = _rated(tier, accepted, count, chances, costs, curve)
-                    if level is not None and grown.rate <= level.rate:
-                        break
-                    level = replace(grown, tier=replace(tier, num_draft_tokens=count))
-                if level is None:
+                level = _Level(depth, width, lookahead, offer.name, chances, costs)
+                grown = _grown(level, nodes, depth, width, curve)
+                if grown is None:
                     break
-                if found is None or level.rate > found.rate:
-                    found, falls = level, 0
+                rate_, tokens, seconds, count = grown
+                if rate_ > found[0]:
+                    found, falls = (rate_, tokens, seconds), 0
+                    where = (depth, width, count, lookahead)
                 else:
                     falls += 1
-                    if falls == 2:
-                        break
+    if not where[0]:
+        return None
+    depth, width, count, lookahead = where
+    return Rated(Tier(offer.name, depth, width, count, lookahead), *found)
+
+
+def _grown(
+    level: _Level, nodes: Sequence[Node], depth: int, width: int, curve: Sequence[float]
+) -> tuple[float, float, float, int] | None:
+    """Rate, tokens, seconds and nodes of a level's best tree; None when it has no such tree."""
+    accepted, count = 0.0, 1
+    found: tuple[float, float, float, int] | None = None
+    for node in nodes:
+        if node.depth > depth or node.width > width:
+            continue
+        accepted += node.chance
+        count += 1
+        if count <= depth or (width > 1 and count > 4 and count % 2):
+            continue
+        tokens, seconds = level.round(accepted, curve[count], curve[1])
+        rate_ = tokens / seconds
+        if found is not None and rate_ <= found[0]:
+            break
+        found = (rate_, tokens, seconds, count)
     return found
 
 

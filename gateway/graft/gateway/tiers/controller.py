@@ -34,6 +34,10 @@ class Pilot(Protocol):
         """What the session is thought to get, for people."""
         ...
 
+    def close(self) -> None:
+        """The session is over."""
+        ...
+
 
 class Policy(Protocol):
     """Decides for all sessions of a gateway."""
@@ -79,6 +83,9 @@ class FixedPilot:
     def estimates(self) -> dict[str, object]:
         """The tier alone."""
         return {"tier": sentence(self.tier)}
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 def make_policy(name: PolicyName, tier_config: str, deadline_s: float) -> Policy:

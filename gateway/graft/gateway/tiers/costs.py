@@ -17,6 +17,7 @@ _FLOOR_S = 0.001
 _CONTEXT_STEP = 512
 _HIT_PRIOR = 0.6
 _LATE_SHARE = 0.95
+_SURPRISE = 0.15
 
 
 class VerifyTable:
@@ -32,10 +33,14 @@ class VerifyTable:
         bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
         gauge = table.get(bucket)
         if gauge is None:
+            guessed = _interpolated(table, bucket) if table else seconds
             gauge = table[bucket] = Gauge(_FLOOR_S)
-        before = gauge.value
+            gauge.add(seconds)
+            self._curves.clear()
+            return abs(seconds - guessed) > _SURPRISE * guessed
+        before = gauge.get(seconds)
         jumped = gauge.add(seconds)
-        if before is None or abs(gauge.get(0.0) - before) > 0.01 * before:
+        if abs(gauge.get(0.0) - before) > 0.01 * before:
             self._curves.clear()
         return jumped
 
@@ -121,18 +126,19 @@ class DraftCosts:
     def add_late(self, tier: Tier, deadline_s: float) -> bool:
         """A tree did not come in `deadline_s`: drafting takes at least that."""
         least = max(deadline_s - self.wire.get(0.0), 0.5 * deadline_s)
-        if self.draft_s(tier) < least:
-            return self._unit.add(1.1 * least / _steps(tier.num_steps, tier.topk))
+        if self.draft_s(tier.num_steps, tier.topk) < least:
+            self._unit.set(1.1 * least / _steps(tier.num_steps, tier.topk))
+            return True
         return False
 
-    def draft_s(self, tier: Tier) -> float:
-        """Time to grow a tree of the tier."""
-        return self._unit.get(0.0) * _steps(tier.num_steps, tier.topk)
+    def draft_s(self, depth: int, topk: int) -> float:
+        """Time to grow a tree."""
+        return self._unit.get(0.0) * _steps(depth, topk)
 
-    def wait_s(self, tier: Tier, forward_s: float) -> float:
+    def wait_s(self, drafting_s: float, forward_s: float, *, lookahead: bool) -> float:
         """From a commit until the next tree is there, while forwards take `forward_s`."""
-        waited = self.draft_s(tier) + self.wire.get(0.0)
-        if not tier.lookahead:
+        waited = drafting_s + self.wire.get(0.0)
+        if not lookahead:
             return waited
         guessed = (1 - _HIT_PRIOR) * waited + _HIT_PRIOR * max(0.0, waited - forward_s)
         return self.hidden.get(guessed)
@@ -182,12 +188,9 @@ class Costs:
             return self.draft(tier.proposer).add(seen, tier) or jumped
         return jumped
 
-    def too_late(self, tier: Tier) -> bool:
-        """True when trees of the tier are not likely to come before the deadline."""
-        draft = self.draft(tier.proposer)
-        if tier.lookahead and draft.hidden.num_seen:
-            return draft.hidden.get(0.0) > _LATE_SHARE * self.deadline_s
-        return draft.draft_s(tier) + draft.wire.get(0.0) > _LATE_SHARE * self.deadline_s
+    def too_late(self, wait_s: float) -> bool:
+        """True when a tree that takes so long is not likely to come before the deadline."""
+        return wait_s > _LATE_SHARE * self.deadline_s
 
     def as_body(self) -> dict[str, object]:
         """For people."""

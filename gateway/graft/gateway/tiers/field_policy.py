@@ -77,13 +77,17 @@ class FieldPilot:
         self._number = number
         self._batches = batches
         self._offer = offer
-        self.tier = self._at(batches.params.steps(num_sessions))
+        self._steps = batches.params.steps(num_sessions)
+        self.tier = self._at(self._steps)
 
     def observe(self, seen: Seen, now: float) -> Switch | None:
         """Feeds the batch; a new depth of the slot, or another slot, is a new tier."""
         self._batches.add(self._number, seen.accepted, seen.num_sessions)
         slot = self._batches.params.slot(seen.num_sessions)
+        if slot.steps == self._steps:
+            return None
         tier = self._at(slot.steps)
+        self._steps = slot.steps
         if tier == self.tier:
             return None
         reason = "acceptance" if tier.num_steps < self.tier.num_steps else "gain"

@@ -39,6 +39,12 @@ class Gauge:
         self.value = value + _SHARE / 2 * (clipped - value)
         return False
 
+    def set(self, value: float) -> None:
+        """Puts the estimate where something else than a measurement says it is."""
+        self.value = value
+        self.num_seen += 1
+        self._odd = None
+
     def get(self, default: float) -> float:
         """The estimate, or `default` before the first measurement."""
         return default if self.value is None else self.value

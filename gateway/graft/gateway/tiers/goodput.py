@@ -17,7 +17,7 @@ from graft.gateway.tiers.choose import Load, Offer, Rated, best, plain, rate
 from graft.gateway.tiers.costs import Costs
 from graft.gateway.tiers.field import at_depth
 from graft.gateway.tiers.seen import EMPTY, LATE, Seen, Switch, sentence
-from graft.gateway.tiers.survival import MAX_DEPTH, Survival
+from graft.gateway.tiers.survival import MAX_DEPTH, Chances, Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ _PROMISING = 0.9
 _STALE_SHARE = 0.3
 _FRESH_S = 2.0
 _DOUBT = 0.25
+_EARLY = (3, 5)
 
 
 class Goodput:
@@ -119,7 +120,10 @@ class _Probe:
 
 @dataclass(slots=True)
 class _Own:
-    """What this session has shown of a proposer."""
+    """What this session has shown of a proposer.
+
+    expected: chance of each depth as it was at the last decision; changes are told from it.
+    """
 
     survival: Survival
     tried_at: float
@@ -127,6 +131,7 @@ class _Own:
     recent: deque[Seen] = field(default_factory=lambda: deque(maxlen=16))
     next_try_at: float = 0.0
     failures: int = 0
+    expected: list[float] | None = None
 
 
 class GoodputPilot:
@@ -148,6 +153,7 @@ class GoodputPilot:
         self._probe: _Probe | None = None
         self._since = 0
         self._quiet = 0
+        self._num_rounds = 0
         self._sessions = float(load.num_sessions)
         self._decided_sessions = float(load.num_sessions)
         self._switched: deque[float] = deque(maxlen=16)
@@ -179,7 +185,9 @@ class GoodputPilot:
             0.75, 0.25 * self._decided_sessions
         ):
             cause = "load"
-        if cause or self._quiet >= self._knobs.interval:
+        self._num_rounds += 1
+        early = self._num_rounds in _EARLY
+        if cause or early or self._quiet >= self._knobs.interval:
             switch = self._decide(cause, now)
             if switch is not None:
                 return switch
@@ -194,6 +202,9 @@ class GoodputPilot:
             "tokens_per_s": None if now_rate is None else round(now_rate.rate, 2),
             "plain_tokens_per_s": None if base is None else round(base.rate, 2),
         }
+
+    def close(self) -> None:
+        """Nothing to give back: what the crowd and the costs learned stays."""
 
     # What was seen.
 
@@ -221,10 +232,9 @@ class GoodputPilot:
         own.tried_at = now
         alarm = ""
         if seen.num_drafted and self._probe is None:
-            chances = own.survival.chances(MAX_DEPTH)
-            first = chances.first
-            if seen.ranks or seen.rejected_children > 1:
-                first = [1 - (1 - chance) * (1 - chances.hazards[1]) for chance in first]
+            first = own.expected
+            if first is None:
+                first = own.expected = _levels(own.survival.chances(MAX_DEPTH), by.topk)
             told = seen.rejected_children > 0 or not seen.ranks
             depth = seen.depth if told else seen.accepted
             alarm = own.change.add(seen.accepted, depth, first)
@@ -240,6 +250,7 @@ class GoodputPilot:
         for former in list(own.recent)[-count:]:
             own.survival.add(former)
         change.reset()
+        own.expected = None
         return "acceptance"
 
     # What to do.
@@ -286,6 +297,7 @@ class GoodputPilot:
         self._quiet = 0
         self._decided_sessions = self._sessions
         knobs = self._knobs
+        self._own[self._drafter].expected = None
         current, base = self._rate_of(self.tier), plain(self._costs, self.load)
         if current is None or base is None:
             return None
@@ -454,6 +466,14 @@ class GoodputPilot:
             self._since = self._quiet = 0
             return Switch(probe.home, self.tier, "pays_not", detail)
         return self._change(probe.home, "probe_over", "drafting pays", probe=True)
+
+
+def _levels(chances: Chances, width: int) -> list[float]:
+    """Chance of each depth that some child of an accepted node is right."""
+    missed = 1.0
+    for hazard in chances.hazards[1:width]:
+        missed *= 1.0 - hazard
+    return [min(0.99, 1.0 - (1.0 - chance) * missed) for chance in chances.first]
 
 
 def _off(tier: Tier) -> Tier:
