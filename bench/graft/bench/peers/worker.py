@@ -100,6 +100,8 @@ def vllm(model: str, mode: str, threads: int) -> Write:
         model,
         dtype="float32",
         max_model_len=_CONTEXT,
+        # Compiling takes minutes here, and does not pay on a model of this size.
+        enforce_eager=True,
         speculative_config=speculation,
         enable_prefix_caching=False,
     )
