@@ -28,6 +28,7 @@ class Script:
     """What all sessions do.
 
     tokens: generated token i of every session is tokens[i].
+    reply: what a session says in place of `tokens`, by what it was opened with.
     widths: tokens of each round after the prefill, cycled; a round of w has w - 1 accepted.
     extra_nodes: drafted nodes of a round beyond the accepted ones.
     at_open, before_commit, before_finish: awaited at those places, before_commit with the number
@@ -46,6 +47,7 @@ class Script:
     finish: FinishReason.ValueType | None = None
     describe: dict[str, Any] = field(default_factory=dict)
     says_opened: dict[str, Any] = field(default_factory=dict)
+    reply: Callable[[verify_pb2.OpenSession], Sequence[int]] | None = None
     hang_describe: bool = False
 
 
@@ -167,6 +169,7 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             )
         )
         stop = stop_rule_from_proto(opening.stop)
+        tokens = script.tokens if script.reply is None else script.reply(opening)
         done = len(opening.committed_tokens)
         widths = itertools.chain([1], itertools.cycle(script.widths))
         prefill = True
@@ -174,7 +177,7 @@ class ScriptedVerify(verify_pb2_grpc.VerifyServiceServicer):
             if script.before_commit is not None:
                 await script.before_commit(done)
             width = next(widths)
-            block = list(script.tokens[done : done + width])
+            block = list(tokens[done : done + width])
             kept, reason = self._cut(block, done, stop)
             accepted = min(len(kept), width - 1)
             yield verify_pb2.GenerateResponse(
