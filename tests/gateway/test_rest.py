@@ -235,7 +235,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("chat", "response_format", {"type": "json_schema", "json_schema": {}}),
     ("chat", "regex", "a+"),
     ("chat", "ebnf", "root ::= 'a'"),
-    ("chat", "prediction", {"type": "content", "content": "x"}),
+    ("chat", "prediction", {"type": "content", "content": 3}),
     ("completions", "suffix", "x"),
     ("completions", "best_of", 2),
     ("chat", "temperature", -1),

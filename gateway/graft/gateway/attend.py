@@ -187,6 +187,7 @@ def _message(action: placement.Action) -> draft_pb2.AttendRequest:
                     verify_address=wish.verify_address,
                     tier=tier_to_proto(wish.tier),
                     traceparent=wish.traceparent,
+                    prediction_tokens=wish.prediction,
                 )
             )
         case placement.ChangeTier(_, session, tier):

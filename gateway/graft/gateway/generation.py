@@ -43,6 +43,7 @@ class Plan:
     """What one choice is to be.
 
     offers: the proposers that a policy may choose from; none keeps the tier as it is.
+    prediction: tokens that the client expects to come.
     """
 
     prompt: Sequence[int]
@@ -57,6 +58,7 @@ class Plan:
     want_trace: bool = False
     structure: Structure | None = None
     offers: tuple[Offer, ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +357,12 @@ class Generation:
             if speculate:
                 self._services.attendants.attend(
                     placement.Wish(
-                        session, opened.opened.ticket, replica.address, tier, traceparent()
+                        session,
+                        opened.opened.ticket,
+                        replica.address,
+                        tier,
+                        traceparent(),
+                        self._plan.prediction,
                     )
                 )
             yield Opened(

@@ -129,10 +129,15 @@ class Collected:
 
 @dataclass(slots=True)
 class Tally:
-    """What a request has cost so far; exact at every event."""
+    """What a request has cost so far; exact at every event.
+
+    num_predicted: tokens that the client expected, over all choices; those that came are accepted.
+    """
 
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
     num_reasoning: int = 0
+    num_predicted: int = 0
+    num_predicted_accepted: int = 0
     record: SpeculationRecord = field(default_factory=SpeculationRecord)

@@ -60,6 +60,7 @@ class Wish:
     verify_address: str
     tier: Tier
     traceparent: str = ""
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

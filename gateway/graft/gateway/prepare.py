@@ -188,7 +188,10 @@ class Preparer:
         prompt = await self._encode(rendered, "messages", specials=False)
         budget = _first(request.max_completion_tokens, request.max_tokens)
         plan = _Draft(
-            want_logprobs=request.logprobs, top_logprobs=request.top_logprobs, field="messages"
+            want_logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            field="messages",
+            prediction=await self._predicted(request, target),
         )
         job = self._job(request, [prompt], [budget], plan, target, chosen, asked)
         speech = self.dialog.speech(use, rendered)
@@ -215,9 +218,17 @@ class Preparer:
             want_prompt_logprobs=request.echo and request.logprobs is not None,
             discard=budget == 0,
             field="prompt",
+            prediction=await self._predicted(request, target),
         )
         budgets = [budget] * len(prompts)
         return self._job(request, prompts, budgets, plan, target, chosen, asked)
+
+    async def _predicted(self, request: GenerationFields, target: Target) -> tuple[int, ...]:
+        """Ids of what the client expects, as many as there can be tokens."""
+        if request.prediction is None:
+            return ()
+        tokens = await self._encode(request.prediction.text, "prediction", specials=False)
+        return tuple(tokens[: target.context_length])
 
     async def _prompt(self, prompt: str | list[int], target: Target) -> list[int]:
         if isinstance(prompt, str):
@@ -306,6 +317,7 @@ class Preparer:
             want_trace=request.speculation_trace,
             structure=request.structure(),
             offers=chosen.offers,
+            prediction=draft.prediction,
         )
         stops = StopStrings(request.stops, request.include_stop_str_in_output, request.min_tokens)
         return ChoicePlan(plan, stops, request.skip_special_tokens, draft.discard)
@@ -320,6 +332,7 @@ class _Draft:
     field: str
     want_prompt_logprobs: bool = False
     discard: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 def _sampling(request: GenerationFields, seed: int) -> Sampling:

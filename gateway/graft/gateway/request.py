@@ -22,6 +22,7 @@ from graft.gateway.functions import (
 from graft.gateway.structured import ResponseFormat, Structure, structure_of
 
 MAX_STOPS = 4
+MAX_PREDICTION_CHARS = 1 << 20
 MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
@@ -62,6 +63,27 @@ class SpeculationField(BaseModel):
     lookahead: int | None = Field(default=None, ge=0)
 
 
+class PredictedPart(Fields):
+    """One part of a prediction's content."""
+
+    type: Literal["text"] = "text"
+    text: str = Field(max_length=MAX_PREDICTION_CHARS)
+
+
+class Prediction(Fields):
+    """What the client expects the output to be; it speeds the text up and never changes it."""
+
+    type: Literal["content"] = "content"
+    content: str | list[PredictedPart] = Field(max_length=MAX_PREDICTION_CHARS)
+
+    @property
+    def text(self) -> str:
+        """All parts as one."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class StreamOptions(Fields):
     """How a stream reports usage."""
 
@@ -72,9 +94,7 @@ class StreamOptions(Fields):
 class GenerationFields(Fields):
     """The fields that both generation routes share."""
 
-    not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "prediction": (),
-    }
+    not_offered: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     model: str | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -107,7 +127,7 @@ class GenerationFields(Fields):
     response_format: ResponseFormat | None = None
     regex: str | None = None
     ebnf: str | None = None
-    prediction: JsonValue = None
+    prediction: Prediction | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graft.common.prediction import Follower
 from graft.gateway.generation import Committed, Ended, Opened, Plan
 from graft.gateway.job import ChoicePlan, Job, PromptLogprob, Reason, Tally
 from graft.gateway.metrics import Metrics, RoundStages
@@ -92,6 +93,8 @@ class Voice:
         self._counts = counts
         self._withheld: Decided | None = None
         self._end_ids = choice.plan.stop.stop_token_ids
+        self._follower = Follower(choice.plan.prediction)
+        counts.tally.num_predicted += len(choice.plan.prediction)
 
     def open(self, opened: Opened) -> bool:
         """True for the first session of the choice, False for a replay."""
@@ -118,6 +121,9 @@ class Voice:
         kept = self.text.num_fed - before
         if self._withheld is not None and self.text.stopped is None:
             kept += 1
+        if self._choice.plan.prediction:
+            came = self._follower.feed(commit.tokens[:kept])
+            self._counts.tally.num_predicted_accepted += came
         if commit.plain_reason != PlainReason.PLAIN_REASON_PREFILL:
             self._count(commit, kept)
         return Said(piece, _prompt_logprobs(self._choice.plan, commit))

@@ -20,7 +20,21 @@ def usage(tally: Tally) -> dict[str, Any]:
         "completion_tokens": tally.num_completion,
         "total_tokens": tally.num_prompt + tally.num_completion,
         "prompt_tokens_details": {"cached_tokens": tally.num_cached},
-        "completion_tokens_details": {"reasoning_tokens": tally.num_reasoning},
+        "completion_tokens_details": {
+            "reasoning_tokens": tally.num_reasoning,
+            **_predicted(tally),
+        },
+    }
+
+
+def _predicted(tally: Tally) -> dict[str, int]:
+    """How much of a prediction came true; nothing for requests without one."""
+    if not tally.num_predicted:
+        return {}
+    accepted = tally.num_predicted_accepted
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": tally.num_predicted - accepted,
     }
 
 
