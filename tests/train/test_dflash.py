@@ -107,7 +107,7 @@ def test_masks_learn_rows_behind_their_anchor_within_its_text(
     blocks = trainee.blocks(batch, 24)
     assert blocks.anchors[0].tolist() == list(range(24))
     assert blocks.rows[0, 13].tolist() == [13, 14, 15]
-    decay = [1.0, math.exp(-1 / 4), math.exp(-2 / 4)]
+    decay = [1.0, math.exp(-1 / 2), math.exp(-2 / 2)]
     weights = blocks.weights[0]
     # Row 10 has a token of the prompt behind it, row 11 the answer's first.
     assert not weights[:11].any()
@@ -142,6 +142,16 @@ def test_a_block_sees_nothing_of_its_anchor_states_or_later(
         changed = trainee.drafted(replace(batch, states=other), blocks)
     assert torch.equal(before, after)
     assert not torch.allclose(before, changed)
+
+
+def test_a_batch_of_prompts_alone_teaches_nothing(
+    plain: Plain, borrowed: Borrowed, trainee: DflashTrainee
+) -> None:
+    batch = batch_of(plain, borrowed)
+    loss = trainee.loss(replace(batch, answer=torch.zeros_like(batch.answer)), 1.0)
+    assert loss.total == 0
+    loss.total.backward()
+    assert all(one.grad is None or not one.grad.any() for one in trainee.parameters())
 
 
 def test_training_teaches_the_blocks(

@@ -38,13 +38,14 @@ class DflashOptions:
     """How blocks are drawn and how their places count.
 
     block_size: tokens of a block with its anchor. num_anchors: of a window. decay: place j counts
-    exp(-(j - 1) / decay). hard_from: progress at which the loss begins to turn from the target's
-    law to its likeliest token; it ends with `hard_share` of it.
+    exp(-(j - 1) / decay); a draft is worth nothing when one before it was wrong. hard_from:
+    progress at which the loss begins to turn from the target's law to its likeliest token; it ends
+    with `hard_share` of it.
     """
 
-    block_size: int = 8
+    block_size: int = 6
     num_anchors: int = 64
-    decay: float = 4.0
+    decay: float = 2.0
     hard_from: float = 0.6
     hard_share: float = 0.5
 
@@ -140,23 +141,29 @@ class DflashTrainee(Trainee):
         self.register_buffer("others", others, persistent=False)
 
     def loss(self, batch: Batch, progress: float) -> Loss:
-        """Cross-entropy to the target's laws, weighted by place."""
+        """Cross-entropy to the target's laws, at places drawn as often as they count.
+
+        The head costs as much as the layers, so late places are left out more often than not.
+        """
         options, laws = self.options, batch.laws
         assert laws is not None, "DFlash learns laws of the draft vocabulary"
         blocks = self.blocks(batch, options.num_anchors)
-        counted = blocks.weights > 0
-        rows, weights = blocks.rows, blocks.weights[counted]
+        chance = torch.Generator().manual_seed(batch.seed + 1)
+        counted = torch.rand(blocks.weights.shape, generator=chance) < blocks.weights
+        rows = blocks.rows
         at = torch.arange(len(rows))[:, None, None], rows
         columns, masses = laws.columns[at][counted], laws.masses[at][counted]
         hidden = self.drafted(batch, blocks)[counted].to(self.net.dtype)
         head = torch.cat([self.head[self.target.draft_tokens], self._some_others(batch.seed)])
         said = head_log_probabilities(hidden, head.to(self.net.dtype), columns)
         losses = cross_entropy(said, masses)
-        figures = {"entropy": _mean(losses.detach(), weights)}
+        # A batch of prompts alone has no place.
+        count = max(1, len(losses))
+        figures = {"entropy": float(losses.detach().sum()) / count}
         share = min(1.0, max(0.0, (progress - options.hard_from) / 0.1)) * options.hard_share
         if share:
             losses = (1 - share) * losses - share * said[:, 0]
-        return Loss((losses * weights).sum() / weights.sum(), figures)
+        return Loss(losses.sum() / count, figures)
 
     def figures(self, batch: Batch) -> dict[str, tuple[float, float]]:
         """Agreement at each place, and accept length, at anchors in greedy answers."""
@@ -321,7 +328,3 @@ def _attend(
     mixed = mixed + shares[..., width:] @ own_values
     mixed = mixed.unflatten(3, (-1, size)).permute(0, 2, 4, 1, 3, 5)
     return mixed.reshape(batch, count, size, -1)
-
-
-def _mean(values: Tensor, weights: Tensor) -> float:
-    return float((values * weights).sum() / weights.sum())
