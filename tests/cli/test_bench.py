@@ -66,7 +66,8 @@ async def test_acceptance_starts_services_with_every_drafter(tmp_path: Path) -> 
     report = tmp_path / "report"
     code, out, err = await bench(
         "acceptance",
-        *(f"--model={target}", f"--eagle3={eagle3}", f"--mtp={mtp}", "--only=eagle3,mtp,dflash"),
+        *(f"--model={target}", f"--eagle3={eagle3}", f"--mtp={mtp}"),
+        "--only=eagle3,mtp,dflash,merged",
         *("--limit=2", "--max-tokens=6", "--threads=1", "--json", f"--report={report}"),
     )
     assert code == 0, err
@@ -74,6 +75,7 @@ async def test_acceptance_starts_services_with_every_drafter(tmp_path: Path) -> 
     ways = list(answer["eagle3"])
     assert ways == ["chain4_T0", "tree24_T0", "tree24_T1", "per_position", "spread"]
     assert next(iter(answer["mtp"])) == "chain3_T0"
+    assert next(iter(answer["merged"])) == "tree24_T0"
     assert "none for" in answer["dflash"]["absent"]
     assert "dflash is left out" in err
     assert (report / "acceptance.html").is_file()

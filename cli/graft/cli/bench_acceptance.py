@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 _TREE_DEADLINE_MS = 10_000
 _STALL_S = 600.0
 _TRAINED = ("eagle3", "mtp", "dflash")
+_MERGED = "eagle3+ngram"
 
 
 def run_acceptance(
@@ -107,11 +107,9 @@ class Lineup:
     @property
     def draft_settings(self) -> dict[str, Any]:
         """Of a draft service that has them all."""
-        names = dict.fromkeys(way.drafter for way in self.ways)
-        proposers = [
-            f"{name}={self.checkpoints[name]}" if name in self.checkpoints else name
-            for name in names
-        ]
+        names = dict.fromkeys([*self.checkpoints, *(way.drafter for way in self.ways)])
+        sources = {**self.checkpoints, "merged": _MERGED}
+        proposers = [f"{name}={sources[name]}" if name in sources else name for name in names]
         settings: dict[str, Any] = {"proposers": proposers, "stall_s": _STALL_S}
         if self.multi_layer:
             settings["enable_multi_layer_eagle"] = True
@@ -143,8 +141,6 @@ def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Line
             absent[name] = f"no checkpoint is named, and none for {model} comes with Graft"
     if "eagle3" in absent:
         absent["merged"] = "it merges NGRAM with an EAGLE-3 drafter"
-    elif importlib.util.find_spec("graft.draft.proposers.merged") is None:
-        absent["merged"] = "there is no such proposer yet"
     multi_layer = False
     if "mtp" in checkpoints and "mtp" in wanted:
         from graft.draft.checkpoints.check import switches
@@ -157,7 +153,11 @@ def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Line
         ways = list({(way.drafter, way.temperature, str(way.tier)): way for way in ways}.values())
     return Lineup(
         tuple(ways),
-        {name: path for name, path in checkpoints.items() if name in wanted},
+        {
+            name: path
+            for name, path in checkpoints.items()
+            if name in wanted or (name == "eagle3" and "merged" in wanted)
+        },
         {name: why for name, why in absent.items() if name in wanted},
         multi_layer,
     )
