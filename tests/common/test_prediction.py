@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from graft.common.prediction import MAX_MATCH, NOWHERE, Place, align, count_accepted
+from graft.common.prediction import MAX_MATCH, NOWHERE, Follower, Place, align
 from graft.common.tree import IntArray
 
 
@@ -34,6 +34,12 @@ def test_of_two_places_the_longer_match_wins_and_then_the_nearer_one() -> None:
     predicted = ids(1, 2, 7, 3, 2, 8, 1, 2)
     assert align(predicted, ids(9, 9, 9, 3, 2)) == Place(5, 2)
     assert align(predicted, ids(9, 9, 9, 9, 2)) == Place(5, 1)
+
+
+def count_accepted(predicted: list[int], text: list[int]) -> int:
+    follower = Follower(predicted)
+    assert sum(follower.feed([token]) for token in text) == follower.num_accepted
+    return follower.num_accepted
 
 
 def test_accepted_tokens_are_those_that_came_where_they_were_due() -> None:

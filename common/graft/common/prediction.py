@@ -52,15 +52,25 @@ def align(prediction: IntArray, text: IntArray) -> Place:
     return Place(nearest + 1, length)
 
 
-def count_accepted(prediction: Sequence[int], text: Sequence[int]) -> int:
-    """Tokens of `text` that came as the prediction said, each at the place reached before it."""
-    predicted = np.asarray(prediction, np.int32)
-    written = np.asarray(text, np.int32)
-    accepted, index = 0, 0
-    for place, token in enumerate(written.tolist()):
-        if index < len(predicted) and predicted[index] == token:
-            accepted, index = accepted + 1, index + 1
-            continue
-        found = align(predicted, written[: place + 1])
-        index = found.index if found.length else len(predicted)
-    return min(accepted, len(predicted))
+class Follower:
+    """Counts the tokens of a growing text that came as predicted, each at the place before it."""
+
+    def __init__(self, prediction: Sequence[int]) -> None:
+        self.num_accepted = 0
+        self._prediction = np.asarray(prediction, np.int32)
+        self._text: list[int] = []
+        self._index = 0
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Takes the next tokens; how many of them are accepted. Never more than were predicted."""
+        before = self.num_accepted
+        for token in tokens:
+            self._text.append(token)
+            size = len(self._prediction)
+            if self._index < size and self._prediction[self._index] == token:
+                self.num_accepted = min(self.num_accepted + 1, size)
+                self._index += 1
+                continue
+            found = align(self._prediction, np.asarray(self._text, np.int32))
+            self._index = found.index if found.length else size
+        return self.num_accepted - before

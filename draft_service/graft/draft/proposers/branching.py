@@ -38,6 +38,10 @@ class BranchingProposer(ModelProposer):
         All but the last of `tokens` ran in the seat's last tree, so that their keys, values and
         states are there.
         """
+        with torch.inference_mode():
+            return self._fork(seat, tokens)
+
+    def _fork(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
         state = state_of(seat)
         mirror = seat.mirror.ahead(tokens)
         tier = tier_of_branch(seat.tier, mirror)
