@@ -109,7 +109,8 @@ async def walking(folder: Path) -> AsyncIterator[Walker]:
         Scripted("always_wrong", truth.wrong),
         *make_proposers(DraftSettings.load(None, flags)),
     ]
-    async with running_cluster(target, proposers=proposers) as cluster:
+    patience = {"silent_s": 60.0, "stall_s": 60.0}
+    async with running_cluster(target, proposers=proposers, gateway=patience) as cluster:
         yield Walker(cluster, truth)
 
 

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from graft.gateway.forced import forced_schema
+from graft.gateway.functions import FunctionDefinition, FunctionUse
+from graft.testing.actor import actor
 from graft.testing.front import Front, running_front
 from graft.testing.models import IM_END
 from graft.testing.scripted_verify import Script
@@ -194,3 +197,48 @@ async def test_logprobs_are_of_all_tokens(tmp_path: Path) -> None:
         for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
     assert "".join(streamed) == TWO_CALLS
+
+
+async def test_a_call_can_be_forced(tmp_path: Path) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    async with running_front(tmp_path, [actor()]) as front:
+        for choice in ("required", named):
+            fields = {"tools": [WEATHER], "tool_choice": choice}
+            body = (await front.chat(**fields)).json()["choices"][0]
+            assert body["finish_reason"] == "tool_calls" and body["message"]["content"] is None
+            (call,) = body["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"city": "Something"}
+            chunks = await front.stream(CHAT, messages=ASK, **fields)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            assert arguments_of(deltas) == [call["function"]["arguments"]]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        both = {"tools": [WEATHER], "tool_choice": "required", "regex": "a"}
+        assert (await front.chat(**both)).json()["error"]["param"] == "regex"
+
+
+async def test_without_grammars_a_call_cannot_be_forced(tmp_path: Path) -> None:
+    async with running_front(tmp_path, [said("x")]) as front:
+        answer = await front.chat(tools=[WEATHER], tool_choice="required")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools"
+
+
+def test_schemas_of_forced_calls_keep_their_references() -> None:
+    parameters: Any = {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/X"}, "again": {"$ref": "#"}},
+        "$defs": {"X": {"enum": [1]}},
+    }
+    functions = (
+        FunctionDefinition(name="f", parameters=parameters),
+        FunctionDefinition(name="g"),
+    )
+    one = json.loads(forced_schema(FunctionUse(functions, named="f")))
+    assert one["properties"]["name"] == {"const": "f"} and list(one["$defs"]) == ["f0"]
+    moved = one["$defs"]["f0"]["properties"]
+    assert (moved["to"]["$ref"], moved["again"]["$ref"]) == ("#/$defs/f0/$defs/X", "#/$defs/f0")
+    several = json.loads(forced_schema(FunctionUse(functions, required=True)))
+    assert (several["type"], several["minItems"]) == ("array", 1)
+    single = json.loads(forced_schema(FunctionUse(functions, required=True, parallel=False)))
+    names = [call["properties"]["name"]["const"] for call in single["anyOf"]]
+    assert names == ["f", "g"]

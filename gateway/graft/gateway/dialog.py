@@ -15,7 +15,7 @@ from graft.gateway.chat_template import ChatTemplate
 from graft.gateway.functions import FunctionUse
 from graft.gateway.preamble import in_plain_words
 from graft.gateway.speech.calls import FORMATS, CallFormat
-from graft.gateway.speech.reader import Speech
+from graft.gateway.speech.reader import PLAIN, Speech
 from graft.gateway.speech.reasoning import REASONING, ReasoningFormat
 
 NO_FUNCTIONS = FunctionUse()
@@ -73,8 +73,16 @@ class Dialog:
             return self.template.render(messages, extra, tools)
         return self.template.render(in_plain_words(messages, tools, self.calls), extra)
 
-    def speech(self, use: FunctionUse, prompt: str) -> Speech:
-        """How the answer to a rendered prompt is to be read."""
+    def speech(self, use: FunctionUse, prompt: str, *, held: bool = False) -> Speech:
+        """How the answer to a rendered prompt is to be read.
+
+        One that is `held` to a grammar has neither reasoning nor calls in it, unless it is a call
+        that is forced: that is plain JSON.
+        """
+        if use.forced:
+            return Speech(FORMATS["json"], use.names, use.parallel)
+        if held:
+            return PLAIN
         reasoning = self.reasoning
         return Speech(
             calls=self.calls if use.functions else None,

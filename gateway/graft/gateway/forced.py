@@ -9,10 +9,30 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from graft.common.errors import InvalidArgument
+from graft.common.grammar import Grammar
 from graft.gateway.functions import FunctionDefinition, FunctionUse
+from graft.gateway.structured import Structure
+from graft.v1.sampling_pb2 import GrammarKind
 
 MAX_FORCED_CALLS = 16
 _ANYTHING = {"type": "object"}
+
+
+def structure_of_call(use: FunctionUse) -> Structure:
+    """What holds a message to one of the calls that must be made.
+
+    Raises:
+        InvalidArgument: the functions' schemas are too long, or nested too deeply.
+    """
+    try:
+        grammar = Grammar(GrammarKind.GRAMMAR_KIND_JSON_SCHEMA, forced_schema(use))
+    except InvalidArgument as error:
+        error.field = "tools"
+        raise
+    except RecursionError:
+        raise InvalidArgument("a schema of tools is nested too deeply", field="tools") from None
+    return Structure(grammar, "tools")
 
 
 def forced_schema(use: FunctionUse) -> str:

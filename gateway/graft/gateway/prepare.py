@@ -16,7 +16,6 @@ from graft.common.errors import (
     ContextLengthExceeded,
     InvalidArgument,
     UnknownProposer,
-    Unsupported,
 )
 from graft.common.noise import derive_seed
 from graft.common.sampling import Sampling, StopRule
@@ -65,12 +64,14 @@ class ChosenTier:
     """The tier of a request, its word in metrics, and why nothing is drafted, if so.
 
     offers: what a policy may choose from, the default first; none for a tier that was asked for.
+    late: what was wished while no draft replica was known; it is honoured once one is.
     """
 
     tier: Tier = OFF
     label: str = "off"
     inactive_reason: str = ""
     offers: tuple[Offer, ...] = ()
+    late: str | SpeculationField | None = None
 
 
 def choose_tier(
@@ -102,7 +103,7 @@ def choose_tier(
     if wish == "off":
         return ChosenTier()
     if not proposers:
-        return ChosenTier(inactive_reason=why_none)
+        return ChosenTier(inactive_reason=why_none, late=wish)
     name = wish.proposer if isinstance(wish, SpeculationField) else wish
     if name is None or name == "auto":
         found = proposers[0]
@@ -176,12 +177,6 @@ class Preparer:
             InvalidArgument, ContextLengthExceeded: the request cannot be honoured.
         """
         use = request.function_use()
-        if use.forced:
-            raise Unsupported(
-                "tool_choice cannot force a call on this server, which writes by no grammar; "
-                'expected "auto" or "none"',
-                field="tool_choice",
-            )
         rendered = self.dialog.render(
             for_template(request.messages), use, request.chat_template_kwargs
         )
@@ -194,7 +189,7 @@ class Preparer:
             prediction=await self._predicted(request, target),
         )
         job = self._job(request, [prompt], [budget], plan, target, chosen, asked)
-        speech = self.dialog.speech(use, rendered)
+        speech = self.dialog.speech(use, rendered, held=request.structure() is not None)
         return job if speech.plain else job.spoken(speech, self._marks)
 
     @property
@@ -318,6 +313,7 @@ class Preparer:
             structure=request.structure(),
             offers=chosen.offers,
             prediction=draft.prediction,
+            late=chosen.late,
         )
         stops = StopStrings(request.stops, request.include_stop_str_in_output, request.min_tokens)
         return ChoicePlan(plan, stops, request.skip_special_tokens, draft.discard)

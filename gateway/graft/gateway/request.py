@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from graft.common.errors import InvalidArgument, Unsupported
+from graft.gateway.forced import structure_of_call
 from graft.gateway.functions import (
     CalledTool,
     FunctionTool,
@@ -276,12 +277,25 @@ class ChatRequest(GenerationFields):
         if self.top_logprobs and not self.logprobs:
             raise InvalidArgument("top_logprobs needs logprobs", field="top_logprobs")
         use, structure = self.function_use(), self.structure()
-        if use.functions and structure is not None:
+        if use.functions and structure is not None and not use.forced:
             raise InvalidArgument(
                 f"{structure.field} leaves no room for calls: leave tools out, or set tool_choice "
                 'to "none"',
                 field=structure.field,
             )
+
+    def structure(self) -> Structure | None:
+        """As the base; a call that must be made is a grammar, too."""
+        structure = super().structure()
+        use = self.function_use()
+        if not use.forced:
+            return structure
+        if structure is not None:
+            raise InvalidArgument(
+                f"tool_choice asks for a call: it cannot be combined with {structure.field}",
+                field=structure.field,
+            )
+        return structure_of_call(use)
 
     def function_use(self) -> FunctionUse:
         """Which functions may be called, and which must.
