@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,28 @@ async def test_twenty_restarts_of_the_drafter_fail_no_request(tmp_path: Path) ->
             await draft.start(port)
         assert statuses == {200}
         assert PROMPT
+
+
+async def test_a_session_that_was_there_before_any_drafter_is_attended_when_one_comes(
+    tmp_path: Path,
+) -> None:
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    draft, gate = ScriptedDraft("ngram"), Gate()
+    scripts = [Script(SAY, before_commit=gate)]
+    async with running_front(tmp_path, scripts, draft=[f"127.0.0.1:{port}"]) as front:
+        wished, unwished = start(front), start(front, speculation="off")
+        await front.verify.until(lambda: len(front.verify.opened) == 2)
+        assert not any(opened.speculate for opened in front.verify.opened)
+        await draft.start(port)
+        try:
+            while not front.server.gateway.attendants.connected:
+                await front.server.gateway.drafts.changed.wait(0.05)
+            gate.go.set()
+            await draft.until(lambda: len(draft.attended) == 1)
+            answers = [(await task).json() for task in (wished, unwished)]
+            assert [answer["choices"][0]["text"] for answer in answers] == ["abcdef"] * 2
+            await draft.until(lambda: draft.released == list(draft.attended))
+        finally:
+            await draft.stop()

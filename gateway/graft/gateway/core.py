@@ -112,7 +112,12 @@ class Gateway:
         policy = make_policy(settings.tiers, settings.tier_config, settings.tree_deadline_ms / 1000)
         self.steering = Steering(settings.tiers, policy, self.metrics)
         self._services = Services(
-            self.verify, self.attendants, self.closings, self.metrics, self.steering
+            self.verify,
+            self.attendants,
+            self.closings,
+            self.metrics,
+            self.steering,
+            lambda wish: self.tier(wish).tier,
         )
         self._limits = Limits(
             request_s=settings.request_timeout_s,

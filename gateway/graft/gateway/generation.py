@@ -7,7 +7,7 @@ lost with its replica goes on at another one, from the same seed and position.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from graft.gateway.attend import Attendants
 from graft.gateway.metrics import Metrics
 from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
 from graft.gateway.replicas import Replicas
+from graft.gateway.request import SpeculationField
 from graft.gateway.steering import Steered, Steering, cut_offers
 from graft.gateway.streams import Closings
 from graft.gateway.structured import Structure
@@ -44,6 +45,7 @@ class Plan:
 
     offers: the proposers that a policy may choose from; none keeps the tier as it is.
     prediction: tokens that the client expects to come.
+    late: the `speculation` of a request that came before any drafter was known.
     """
 
     prompt: Sequence[int]
@@ -59,6 +61,7 @@ class Plan:
     structure: Structure | None = None
     offers: tuple[Offer, ...] = ()
     prediction: tuple[int, ...] = ()
+    late: str | SpeculationField | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,14 @@ Event = Opened | Committed | Ended
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What every choice shares."""
+    """What every choice shares. `tier_of` is the tier of a `speculation` field as of now."""
 
     verify: VerifyReplicas
     attendants: Attendants
     closings: Closings
     metrics: Metrics
     steering: Steering
+    tier_of: Callable[[str | SpeculationField | None], Tier] = lambda _: OFF
 
 
 class Generation:
@@ -285,11 +289,25 @@ class Generation:
         self._services.attendants.set_tier(session, switch.after)
         if switch.before.off != switch.after.off:
             micros = 0 if switch.after.off else self._limits.tree_micros
-            await reader.write(
-                verify_pb2.GenerateRequest(
-                    set_deadline=verify_pb2.SetTreeDeadline(tree_deadline_micros=micros)
-                )
-            )
+            await reader.write(_deadline_message(micros))
+
+    def _late_tier(self, replica: VerifyReplica) -> Tier | None:
+        """The tier that was wished before a drafter was known, once one is; kept for replays."""
+        description = replica.description
+        if self._plan.late is None or description is None:
+            return None
+        if not self._services.attendants.connected:
+            return None
+        try:
+            tier = self._services.tier_of(self._plan.late)
+        except GraftError:
+            # The drafters that came have no such proposer; others may follow.
+            return None
+        tier = tier.within(description.max_nodes, description.max_depth)
+        if tier.off:
+            return None
+        self._plan = replace(self._plan, tier=tier, late=None)
+        return tier
 
     def _open_message(self, tier: Tier, *, speculate: bool) -> verify_pb2.GenerateRequest:
         plan = self._plan
@@ -383,6 +401,19 @@ class Generation:
                     switch = None if steered is None else steered.observe(message.committed)
                     if switch is not None:
                         await self._turn(switch, session, reader)
+                    if not speculate and (late := self._late_tier(replica)) is not None:
+                        speculate, tier = True, late
+                        self._services.attendants.attend(
+                            placement.Wish(
+                                session,
+                                opened.opened.ticket,
+                                replica.address,
+                                tier,
+                                traceparent(),
+                                self._plan.prediction,
+                            )
+                        )
+                        await reader.write(_deadline_message(self._limits.tree_micros))
                     yield commit
                 elif message.HasField("finished"):
                     ended = True
@@ -445,6 +476,11 @@ class Generation:
 
     def _too_long(self) -> Stalled:
         return Stalled(f"the request ran longer than {self._limits.request_s:g} s")
+
+
+def _deadline_message(micros: int) -> verify_pb2.GenerateRequest:
+    deadline = verify_pb2.SetTreeDeadline(tree_deadline_micros=micros)
+    return verify_pb2.GenerateRequest(set_deadline=deadline)
 
 
 def _num_sessions(replica: VerifyReplica) -> int:
