@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from graft.cli import models
-from graft.common.errors import Mismatch, ModelNotFound
+from graft.common.errors import InvalidArgument, Mismatch, ModelNotFound
 from graft.common.projection import read_projection
 from graft.testing.checkpoints import write_eagle3
 from graft.testing.models import write_tiny_model
@@ -86,6 +86,15 @@ def test_a_drafter_is_checked_against_its_target(
     other = write_tiny_model(tmp_path / "other", layers=6, hidden=32)
     with pytest.raises(Mismatch, match="target_hidden_size 64, the target other has 32"):
         run("check", str(head), f"--target={other}")
+
+
+def test_a_drafter_without_its_target_is_told_what_to_add(tmp_path: Path) -> None:
+    head = write_eagle3(tmp_path / "head", write_tiny_model(tmp_path / "target", layers=6))
+    with pytest.raises(
+        InvalidArgument, match=r"is a drafter \(eagle3\).* --target MODEL"
+    ) as raised:
+        run("check", str(head))
+    assert raised.value.field == "target"
 
 
 def test_a_small_decoder_is_checked_as_a_drafter(

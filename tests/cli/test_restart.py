@@ -60,3 +60,17 @@ def test_exit_codes_read_as_words() -> None:
     assert exit_words(3) == "exit code 3"
     assert exit_words(-9) == "signal SIGKILL"
     assert exit_words(-250) == "signal 250"
+
+
+def test_what_is_not_needed_is_tried_for_ever_with_longer_pauses() -> None:
+    policy = RestartPolicy(max_failures=3)
+    policy.ready()
+    verdicts = [
+        policy.died(100.0 * number, 1, was_ready=False, needed=False) for number in range(12)
+    ]
+    delays = [verdict.delay_s for verdict in verdicts if isinstance(verdict, Restart)]
+    assert len(delays) == 12
+    assert delays[2:7] == [8.0, 16.0, 32.0, 60.0, 60.0]
+    assert policy.hopeless
+    policy.ready()
+    assert not policy.hopeless

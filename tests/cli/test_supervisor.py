@@ -162,7 +162,9 @@ async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         await Supervisor(specs, Heard(), drain_s=5.0).run(lambda: None)
 
 
-async def test_a_child_that_is_not_essential_is_given_up_alone(tmp_path: Path) -> None:
+async def test_a_child_that_is_not_essential_is_never_given_up_while_the_rest_works(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "once").touch()
     script = (
         f"import os, sys, time; once = {str(tmp_path / 'once')!r}\n"

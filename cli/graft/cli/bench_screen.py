@@ -21,7 +21,7 @@ from graft.bench import machine
 from graft.bench.report.files import shown, write
 from graft.bench.report.page import Page
 
-Url = Annotated[str, typer.Option(help="Base URL of the gateway.")]
+Url = Annotated[str, typer.Option(help="Base URL of the gateway.", envvar="GRAFT_URL")]
 Model = Annotated[str, typer.Option(help="Embedded name, Hugging Face id, folder or GGUF file.")]
 Prompts = Annotated[
     Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -24,7 +25,9 @@ def command(_name: str) -> typer.Typer:
             str, typer.Argument(help="host:port of a gRPC service, or http://host:port.")
         ],
         timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 2.0,
-        tls_ca: Annotated[Path | None, typer.Option(help="CA of the server (PEM).")] = None,
+        tls_ca: Annotated[
+            Path | None, typer.Option(help="CA of the server (PEM); the system's by default.")
+        ] = None,
         tls_certificate: Annotated[
             Path | None, typer.Option(help="Our certificate, for mTLS (PEM).")
         ] = None,
@@ -45,13 +48,26 @@ def command(_name: str) -> typer.Typer:
 def trouble_at(address: str, *, timeout_s: float, tls: Tls | None = None) -> str | None:
     """None when the service serves; otherwise a few words that say what it does instead."""
     if address.startswith(("http://", "https://")):
-        return _trouble_over_http(address, timeout_s)
+        return _trouble_over_http(address, timeout_s, tls)
     return _trouble_over_grpc(address, timeout_s, tls)
 
 
-def _trouble_over_http(url: str, timeout_s: float) -> str | None:
+def degraded_at(url: str, *, timeout_s: float) -> bool:
+    """True when the gateway serves, and says that some of its replicas are missing."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
+        with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_s) as answer:
+            return bool(json.loads(answer.read(4096)).get("status") == "degraded")
+    except (OSError, ValueError):
+        return False
+
+
+def _trouble_over_http(url: str, timeout_s: float, tls: Tls | None) -> str | None:
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    try:
+        if tls is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=_context(tls)))
+        opener = urllib.request.build_opener(*handlers)
         with opener.open(f"{url.rstrip('/')}/ready", timeout=timeout_s):
             return None
     except urllib.error.HTTPError as error:
@@ -59,6 +75,18 @@ def _trouble_over_http(url: str, timeout_s: float) -> str | None:
             return _state(error.read(4096)) or f"HTTP {error.code}"
     except (OSError, ValueError) as error:
         return f"no answer ({getattr(error, 'reason', error)})"
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    """Trusts `tls.ca` in place of the system's CAs, and shows our certificate where there is one.
+
+    Raises:
+        OSError: a file cannot be read, or is no PEM file.
+    """
+    context = ssl.create_default_context(cafile=None if tls.ca is None else str(tls.ca))
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+    return context
 
 
 def _state(body: bytes) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from graft.cli.models_card import run_card
-from graft.common.errors import ModelNotFound
+from graft.common.errors import GraftError, InvalidArgument, ModelNotFound
 from graft.common.model_cache import Progress
 from graft.common.model_files import (
     EMBEDDED,
@@ -82,6 +82,7 @@ def _check(
     if target:
         _check_drafter(model, target, allow_pickle)
         return
+    _not_a_drafter(model, allow_pickle)
     files = resolve(model, weights=True, progress=_progress())
     config = read_json(files.folder / "config.json")
     kind = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
@@ -92,6 +93,29 @@ def _check(
     print(f"vocabulary {config.get('vocab_size')}, digest {tokenizer_digest(files.folder)[:16]}")
     print(f"weights    {_weights(files)}")
     print("ok")
+
+
+def _not_a_drafter(model: str, allow_pickle: bool) -> None:
+    """Says how a drafter is checked, in place of what it lacks to be a model of its own.
+
+    Raises:
+        InvalidArgument: the folder holds a drafter.
+    """
+    from graft.draft.checkpoints.detect import Kind, open_checkpoint
+
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return
+    try:
+        kind = open_checkpoint(folder, allow_pickle=allow_pickle).kind
+    except GraftError:
+        return
+    if kind is not Kind.STANDALONE:
+        raise InvalidArgument(
+            f"{model} is a drafter ({kind.value}), which is checked together with the model it "
+            f"drafts for: graft models check {model} --target MODEL",
+            field="target",
+        )
 
 
 def _check_drafter(path: str, target: str, allow_pickle: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import Field
 from graft.cli import threads
 from graft.cli.child import child_command
 from graft.cli.flags import arguments_of
-from graft.cli.health import trouble_at
+from graft.cli.health import degraded_at, trouble_at
 from graft.cli.ports import check_free, free_port
 from graft.cli.service import settings_of
 from graft.cli.supervisor import ChildSpec
@@ -252,11 +253,33 @@ class _Builder:
 
 def _probe(service: str, address: str, settings: Any) -> Callable[[], str | None]:
     if service == "gateway":
-        return lambda: trouble_at(f"http://{address}", timeout_s=_PROBE_TIMEOUT_S)
+        return GatewayProbe(f"http://{address}")
     tls = None
     if settings.tls_certificate:
         tls = Tls(settings.tls_ca, settings.tls_certificate, settings.tls_key)
     return lambda: trouble_at(address, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
+
+
+class GatewayProbe:
+    """Asks whether the gateway serves, and then for a while whether it has seen the drafters."""
+
+    def __init__(self, url: str, patience_s: float = 10.0) -> None:
+        self._url = url
+        self._patience_s = patience_s
+        self._patience_ends: float | None = None
+
+    def __call__(self) -> str | None:
+        """What it waits for; None when there is no more to wait for."""
+        trouble = trouble_at(self._url, timeout_s=_PROBE_TIMEOUT_S)
+        if trouble is not None:
+            self._patience_ends = None
+            return trouble
+        now = time.monotonic()
+        if self._patience_ends is None:
+            self._patience_ends = now + self._patience_s
+        if now >= self._patience_ends or not degraded_at(self._url, timeout_s=_PROBE_TIMEOUT_S):
+            return None
+        return "waiting for the drafter"
 
 
 def _loaded(service: str, config: Path | None, flags: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ class ChildSpec:
     """One process: the command that starts it and how to ask whether it serves.
 
     `trouble` blocks for a moment and returns None when the child serves. The end of an essential
-    child ends everything; others are given up with a note once all has been ready.
+    child ends everything; others are tried again and again once all has been ready.
     """
 
     name: str
@@ -120,19 +120,23 @@ class Supervisor:
                 return
             was_ready = child.ready.is_set()
             child.ready.clear()
-            verdict = child.policy.died(time.monotonic(), code, was_ready=was_ready)
+            needed = spec.essential or not self._was_ready
+            verdict = child.policy.died(time.monotonic(), code, was_ready=was_ready, needed=needed)
             ran_s = time.monotonic() - began
             if isinstance(verdict, GiveUp):
                 sentence = (
                     f"{spec.name}: {verdict.why} ({exit_words(code)}): {last_error(child.tail)}"
                 )
-                if spec.essential or not self._was_ready:
+                if needed:
                     raise ChildFailed(sentence)
                 self._screen.note(f"{sentence}; serving without it", "red")
                 return
+            why = (
+                f": {last_error(child.tail)}; serving without it," if child.policy.hopeless else ";"
+            )
             self._screen.note(
-                f"{spec.name} died after {ran_s:.1f} s ({exit_words(code)}); starting it again on "
-                f"{spec.address}" + (f" in {verdict.delay_s:g} s" if verdict.delay_s else ""),
+                f"{spec.name} died after {ran_s:.1f} s ({exit_words(code)}){why} starting it again "
+                f"on {spec.address}" + (f" in {verdict.delay_s:g} s" if verdict.delay_s else ""),
                 "yellow",
             )
             await asyncio.sleep(verdict.delay_s)
