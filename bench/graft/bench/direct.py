@@ -85,8 +85,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def paired(verify_address: str, draft_address: str) -> AsyncIterator[Pair]:
-    """Both replicas, the draft's first proposer at its default tier."""
+async def paired(verify_address: str, draft_address: str, via: str = "") -> AsyncIterator[Pair]:
+    """Both replicas, the draft's first proposer at its default tier.
+
+    via: the address at which the draft replica is to reach verify, where that is another one.
+    """
     async with open_channel(verify_address) as verify, open_channel(draft_address) as draft:
         drafter: Any = draft_pb2_grpc.DraftServiceStub(draft)
         described = await drafter.Describe(
@@ -96,7 +99,7 @@ async def paired(verify_address: str, draft_address: str) -> AsyncIterator[Pair]
         hearing = asyncio.create_task(_hear(attend))
         try:
             yield Pair(
-                verify_address,
+                via or verify_address,
                 verify_pb2_grpc.VerifyServiceStub(verify),
                 attend,
                 described.proposers[0].default_tier,
@@ -124,4 +127,6 @@ def _round(commit: verify_pb2.TokensCommitted, wall: float) -> Round:
         queue=timing.queue_micros / 1e6,
         forward=timing.forward_micros / 1e6,
         choice=timing.choice_micros / 1e6,
+        drafted=commit.node_count > 0,
+        ahead=commit.node_count > 0 and timing.tree_wait_micros == 0,
     )

@@ -19,6 +19,7 @@ class Round:
 
     draft: the proposer's work. wire: waiting for the tree beyond that. queue: waiting for the
     target's thread. forward, choice: the target's step. commit: all that is left of `wall`.
+    drafted: it had a tree. ahead: that was there before the round could begin.
     """
 
     wall: float
@@ -29,6 +30,8 @@ class Round:
     queue: float = 0.0
     forward: float = 0.0
     choice: float = 0.0
+    drafted: bool = False
+    ahead: bool = False
 
     @property
     def commit(self) -> float:

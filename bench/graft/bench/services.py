@@ -54,7 +54,7 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
     Raises:
         GraftError: they did not start; the message has what they said last.
     """
-    rest, rpc, verify, draft = _free_ports(4)
+    rest, rpc, verify, draft = free_ports(4)
     words = [
         str(os.getpid()),
         _NICENESS,
@@ -82,7 +82,7 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
                 raise GraftError(f"the services did not start: {last}")
             yield addresses
         finally:
-            await _end(process)
+            await stop_process(process)
 
 
 async def _ready(process: asyncio.subprocess.Process, url: str) -> bool:
@@ -99,7 +99,8 @@ async def _ready(process: asyncio.subprocess.Process, url: str) -> bool:
     return False
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def stop_process(process: asyncio.subprocess.Process) -> None:
+    """Ends a process, gently first."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -111,7 +112,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, all different."""
     listeners = [socket.create_server((_HOST, 0)) for _ in range(count)]
     try:

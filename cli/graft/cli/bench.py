@@ -9,6 +9,7 @@ import typer
 from graft.cli.bench_acceptance import run_acceptance
 from graft.cli.bench_compare import run_compare
 from graft.cli.bench_cost import run_rounds, run_verify_cost
+from graft.cli.bench_distance import run_distance
 from graft.cli.bench_load import run_parity, run_serve
 
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -18,6 +19,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "acceptance": run_acceptance,
     "compare": run_compare,
     "verify-cost": run_verify_cost,
+    "distance": run_distance,
 }
 
 

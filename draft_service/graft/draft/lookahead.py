@@ -17,6 +17,8 @@ from graft.draft.proposers.base import Seat
 
 _LEAST_LOG = math.log(0.015)
 _MAX_CANDIDATES = 256
+_COVERAGE = 0.8
+_COVERAGE_SHARE = 0.05
 
 Path = tuple[int, ...]
 
@@ -73,6 +75,7 @@ class Outlook:
         self.root = Ahead((), 0.0)
         self.seen = False
         self.adrift = False
+        self._coverage = _COVERAGE
         self._prepared: dict[Path, Ahead] = {}
         self._candidates: dict[Path, Candidate] = {}
 
@@ -110,8 +113,12 @@ class Outlook:
             self.seen = True
         if wide is None:
             return
-        for outcome in outcomes(ahead.tree, wide, self.adrift):
-            tokens, log = (*ahead.tokens, *outcome.tokens), ahead.log + outcome.log
+        found = outcomes(ahead.tree, wide, self.adrift)
+        # A drafter that is unsure of every path still knows which outcomes are the likelier ones.
+        known_mass = math.log(sum(math.exp(one.log) for one in found) or 1.0)
+        scale = ahead.log + math.log(self._coverage) - known_mass
+        for outcome in found:
+            tokens, log = (*ahead.tokens, *outcome.tokens), scale + outcome.log
             known = self._candidates.get(tokens)
             if tokens in self._prepared or log < _LEAST_LOG:
                 continue
@@ -156,6 +163,8 @@ class Outlook:
         pushed = self.root.tree
         self.credits.moved(*name)
         new_root = self._prepared.pop(tokens, None)
+        foreseen = new_root is not None or tokens in self._candidates
+        self._coverage += _COVERAGE_SHARE * (max(0.1, float(foreseen)) - self._coverage)
         if num_drafted:
             self.adrift = False
         elif pushed is not None:
