@@ -23,6 +23,7 @@ from graft.train.laws import LawMaker, LawTable, load_laws
 from graft.train.loop import LoopOptions, Progress, evaluate, train
 from graft.train.make_corpus import Teller
 from graft.train.make_trainee import UnrollChoice, make_trainee
+from graft.train.optimizer import Optimizer
 from graft.train.trainee import Trainee
 from graft.train.windows import Windows, WindowShape
 
@@ -51,7 +52,7 @@ class TrainOrder:
     half: bool = True
     threads: int = 1
     start_from: Path | None = None
-    loop: LoopOptions = field(default_factory=lambda: LoopOptions(steps=0, accumulate=2))
+    loop: LoopOptions = field(default_factory=lambda: LoopOptions(steps=0, look_every=200))
     unroll: UnrollChoice = field(default_factory=UnrollChoice)
 
     @property
@@ -199,17 +200,19 @@ def _with_steps(order: TrainOrder, steps: int) -> LoopOptions:
 
 
 def _steps_in(order: TrainOrder, bench: _Bench) -> int:
-    """How many steps fit into the minutes, by the time of a few batches, without learning."""
+    """How many steps fit into the minutes, by the time of a few that change no weight."""
+    trainee = bench.trainee
+    optimizer = Optimizer(trainee.parameter_groups(), 0.0, 0.0, 0.0)
 
     def once() -> float:
         started = time.monotonic()
-        loss = bench.trainee.loss(bench.windows.batch(0), 1.0)
-        loss.total.backward()
+        for _ in range(order.loop.accumulate):
+            trainee.loss(bench.windows.batch(0), 1.0).total.backward()
+        optimizer.step(0.0, 1.0)
         return time.monotonic() - started
 
     once()
-    took = min(once() for _ in range(_TIMED_STEPS)) * order.loop.accumulate
-    bench.trainee.zero_grad(set_to_none=True)
+    took = min(once() for _ in range(_TIMED_STEPS))
     return max(1, int(order.minutes * 60 * _TIME_FOR_STEPS / took))
 
 
