@@ -1,7 +1,7 @@
-"""Refuses patterns that match what a JSON string must escape. Knows regular expressions alone.
+"""Patterns that may be written into a JSON string as they match. Knows regular expressions alone.
 
 xgrammar writes what a pattern matches between the quotes as it is. A quote, a backslash or a
-control character there would end or break the string.
+control character there would end or break the string, so what may match one is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ _ESCAPED: Final = frozenset('"\\') | {chr(code) for code in range(0x20)}
 _BROAD: Final = {"CATEGORY_NOT_DIGIT", "CATEGORY_NOT_WORD", "CATEGORY_NOT_SPACE", "CATEGORY_SPACE"}
 
 
-def check_pattern(pattern: Any, at: str) -> None:
-    """Raises:
-    SchemaRefused: it is no pattern, or may match a character that a JSON string must escape.
+# All but what a JSON string must escape, and halves of surrogate pairs.
+SAFE_CHARACTER: Final = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
+
+
+def safe_pattern(pattern: Any, at: str) -> str:
+    """The pattern, its dots spelled out.
+
+    Raises:
+        SchemaRefused: it is no pattern, or may match a character that a JSON string must escape.
     """
     if not isinstance(pattern, str):
         raise SchemaRefused(f"{at} must be a string")
@@ -32,6 +38,22 @@ def check_pattern(pattern: Any, at: str) -> None:
             f"{at} matches quotes, backslashes or control characters, which a JSON string "
             r"escapes; leave them out, as [^\"\\\x00-\x1f] does"
         )
+    return _spelled_out(pattern)
+
+
+def _spelled_out(pattern: str) -> str:
+    """xgrammar's dot would match halves of surrogate pairs, which are no UTF-8."""
+    written, in_class, escaped = "", False, False
+    for letter in pattern:
+        dot = letter == "." and not in_class and not escaped
+        written += SAFE_CHARACTER if dot else letter
+        if escaped:
+            escaped = False
+        elif letter == "\\":
+            escaped = True
+        elif letter in "[]":
+            in_class = letter == "["
+    return written
 
 
 def _matches_escaped(part: Any) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from graft.verify.grammar.disjoint import check_disjoint
-from graft.verify.grammar.pattern import check_pattern
+from graft.verify.grammar.pattern import SAFE_CHARACTER, safe_pattern
 from graft.verify.grammar.refused import SchemaRefused
 
 Schema = bool | dict[str, Any]
@@ -64,8 +64,6 @@ _FORMATS: Final = frozenset(
 )
 # xgrammar's own would let a backslash through.
 _EMAIL: Final = r"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+$"
-# All but what a JSON string must escape, and halves of surrogate pairs.
-_SAFE_CHARACTER: Final = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
 _PYTHON_TYPES: Final[dict[str, Callable[[Any], bool]]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
@@ -186,11 +184,11 @@ class _Rewriter:
         if required:
             written["required"] = required
         patterns = _mapping(words.get("patternProperties", {}), f"{at}/patternProperties")
-        for pattern in patterns:
-            check_pattern(pattern, f"{at}/patternProperties")
         if patterns:
             written["patternProperties"] = {
-                pattern: self.schema(one, f"{at}/patternProperties/{pattern}")
+                safe_pattern(pattern, f"{at}/patternProperties"): self.schema(
+                    one, f"{at}/patternProperties/{pattern}"
+                )
                 for pattern, one in patterns.items()
             }
         self._extra_names(words, written, at)
@@ -289,8 +287,7 @@ def _string(words: dict[str, Any], at: str) -> dict[str, Any]:
     if len(given) + bool(lengths) > 1:
         raise SchemaRefused(f"{at} uses {' and '.join([*given, *lengths])} together")
     if "pattern" in given:
-        check_pattern(words["pattern"], f"{at}/pattern")
-        return {"type": "string", "pattern": words["pattern"]}
+        return {"type": "string", "pattern": safe_pattern(words["pattern"], f"{at}/pattern")}
     if "format" in given:
         return {"type": "string", "format": form}
     if not lengths:
@@ -301,7 +298,7 @@ def _string(words: dict[str, Any], at: str) -> dict[str, Any]:
             raise SchemaRefused(f"{at}/minLength is above maxLength")
         return {"const": ""}
     upper = "" if high is None else high
-    return {"type": "string", "pattern": f"^{_SAFE_CHARACTER}{{{low},{upper}}}$"}
+    return {"type": "string", "pattern": f"^{SAFE_CHARACTER}{{{low},{upper}}}$"}
 
 
 def _number(kind: str, words: dict[str, Any], at: str) -> dict[str, Any]:
