@@ -6,8 +6,8 @@ The policy's own objects decide; they see commits and nothing of the world behin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from graft.common.tier import Tier
@@ -17,7 +17,9 @@ from graft.gateway.tiers.seen import EMPTY, LATE, Seen
 from graft.sim.world import (
     BESIDE_S,
     DEADLINE_S,
+    Cost,
     Phase,
+    Shape,
     Workload,
     cost,
     effect_of,
@@ -26,6 +28,7 @@ from graft.sim.world import (
 )
 
 SESSION_S = 8.0
+ARRIVAL_S = 0.1
 _NOISE = 0.06
 _SPIKE_SHARE = 0.005
 _MAX_PEERS = 8
@@ -78,13 +81,25 @@ def fixed_rates(workload: Workload, seed: int, tier: Tier) -> float:
     return fixed_tokens(workload, seed, tier)(workload.seconds) / workload.seconds
 
 
+def ramped(phases: Sequence[Phase]) -> list[Phase]:
+    """The phases, with new sessions coming one after another, as their prefills let them."""
+    found: list[Phase] = []
+    former = phases[0].num_sessions
+    for phase in phases:
+        coming = range(former + 1, phase.num_sessions)
+        found += [replace(phase, seconds=ARRIVAL_S, num_sessions=count) for count in coming]
+        found.append(replace(phase, seconds=phase.seconds - ARRIVAL_S * len(coming)))
+        former = phase.num_sessions
+    return found
+
+
 def fixed_tokens(workload: Workload, seed: int, tier: Tier) -> Callable[[float], float]:
     """Expected tokens by a time, of a tier that never changes."""
     luck = _Luck(seed)
     mean_noise = 1.0 + _SPIKE_SHARE
     knots = [(0.0, 0.0)]
     begin = 0.0
-    for phase in workload.phases:
+    for phase in ramped(workload.phases):
         end = begin + phase.seconds
         at = begin
         while at < end - 1e-9:
@@ -111,13 +126,14 @@ def run(workload: Workload, seed: int, policy: Policy, *, peers: bool = False) -
     proposers = offers(workload)
     now, total, context = 0.0, 0.0, _PROMPT
     ends: list[float] = []
-    phases = list(workload.phases)
+    phases = ramped(workload.phases)
     for phase in phases:
         ends.append((ends[-1] if ends else 0.0) + phase.seconds)
     place, number = 0, -1
     pilots: list[Pilot] = []
     in_force = Tier()
     expecting = True
+    prices: dict[tuple[int, Tier], Cost] = {}
     while now < ends[-1]:
         while now >= ends[place]:
             place += 1
@@ -135,8 +151,13 @@ def run(workload: Workload, seed: int, policy: Policy, *, peers: bool = False) -
         effect = luck.effects[number]
         tier = in_force
         in_force = pilots[0].tier  # a change arrives while the next round's tree is on its way
+        shape = None if tier.off else grow(phase.skills[tier.proposer], effect, tier)
+        priced = prices.get((place, tier))
+        if priced is None:
+            num_nodes = 1 if shape is None else len(shape.children)
+            priced = prices[place, tier] = cost(workload, phase, tier, num_nodes)
         seen, tokens, seconds, expecting = _round(
-            workload, phase, effect, tier, expecting, luck, context
+            phase, tier, shape, priced, expecting, luck, context
         )
         now += seconds
         total += tokens
@@ -165,10 +186,10 @@ def _close(pilots: list[Pilot]) -> None:
 
 
 def _round(
-    workload: Workload,
     phase: Phase,
-    effect: float,
     tier: Tier,
+    shape: Shape | None,
+    priced: Cost,
     expecting: bool,
     luck: _Luck,
     context: int,
@@ -176,16 +197,14 @@ def _round(
     """One round: what its commit tells, expected tokens, seconds, and whether a tree is awaited."""
     draw = luck.dice.random
     batch = phase.num_sessions
-    if tier.off:
-        forward_s = (cost(workload, phase, tier, 1).plain_s - BESIDE_S) * luck.noise()
+    if shape is None:
+        forward_s = (priced.plain_s - BESIDE_S) * luck.noise()
         seen = Seen(
             0, 0, 0, 0.0, 0.0, 0.0, forward_s, BESIDE_S, batch, batch, context, missing="off"
         )
         return seen, 1.0, forward_s + BESIDE_S, True
     skill = phase.skills[tier.proposer]
-    shape = grow(skill, effect, tier)
     num_nodes = len(shape.children)
-    priced = cost(workload, phase, tier, num_nodes)
     draft_s = priced.draft_s * luck.noise()
     wait_s = draft_s + priced.wire_s * luck.noise()
     noise = luck.noise()

@@ -30,7 +30,7 @@ def _one(skill: Skill, seconds: float, rtt_ms: float = 0.5, num_sessions: int = 
 
 
 def _steady(
-    name: str, skill: Skill, rtt_ms: float, batch: int, seconds: float = 20.0, **kind: object
+    name: str, skill: Skill, rtt_ms: float, batch: int, seconds: float = 14.0, **kind: object
 ) -> Workload:
     machine = Q4 if kind.get("q4") else FP32
     tree = bool(kind.get("tree"))
@@ -46,8 +46,8 @@ def _steady(
 
 def _oscillating() -> Workload:
     """Acceptance just above and just below where drafting pays, by turns of four seconds."""
-    above, below = Skill((0.42, 0.4, 0.38)), Skill((0.3, 0.28, 0.26))
-    phases = tuple(_one(above if turn % 2 else below, 4.0, 2.0) for turn in range(15))
+    above, below = Skill((0.4, 0.38, 0.36)), Skill((0.15, 0.13))
+    phases = tuple(_one(above if turn % 2 else below, 4.0, 2.0) for turn in range(12))
     return Workload("oscillating", "oscillating", FP32, phases, (EAGLE,), CHAINS)
 
 
@@ -55,9 +55,9 @@ def _shifting() -> Workload:
     """Prompt class, distance and load change every ten seconds or so."""
     phases = (
         _one(CODE, 12, 0.5),
-        _one(FREE, 10, 30),
+        _one(FREE, 10, 15),
         _one(CHAT, 10, 0.5, 8),
-        _one(CODE, 10, 20),
+        _one(CODE, 10, 12),
         _one(WORSE, 10, 5),
         _one(CODE, 10, 0.5, 4),
         _one(FREE, 10, 0.5, 16),
@@ -75,7 +75,7 @@ def _slowed() -> Workload:
 
 
 def _two(name: str, eagle: Skill, ngram: Skill) -> Workload:
-    phase = Phase(20.0, {"eagle": eagle, "ngram": ngram})
+    phase = Phase(14.0, {"eagle": eagle, "ngram": ngram})
     return Workload(name, "stationary", FP32, (phase,), (EAGLE, NGRAM), CHAINS + NGRAMS)
 
 
@@ -86,7 +86,7 @@ WORKLOADS = (
     _steady("code-far", CODE, 25, 1),
     _steady("chat-batch-8", CHAT, 0.5, 8),
     _steady("hopeless", WORSE, 1, 1),
-    _steady("code-q4", CODE, 0.5, 1, 10.0, q4=True),
+    _steady("code-q4", CODE, 0.5, 1, 6.0, q4=True),
     _steady("chat-tree", CHAT, 0.5, 1, tree=True),
     _two("copies-two-proposers", CHAT, COPIES),
     _two("chat-two-proposers", CHAT, NO_COPIES),

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 
 _SANK_TO = 0.3
 _ROSE_TO = 0.3
-_ALARM = 5.0
+_ALARM = 6.5
+_ALARM_COSTLY = 5.5
+_ALARM_WARY = 3.0
+_WARY_ROUNDS = 10
 
 
 class Change:
@@ -21,17 +24,28 @@ class Change:
         rejection at 0.3 of its chance.
     """
 
-    __slots__ = ("_fall", "_rise", "num_fallen", "num_risen")
+    __slots__ = ("_fall", "_rise", "_wary", "num_fallen", "num_risen")
 
     def __init__(self) -> None:
         self._fall = 0.0
         self._rise = 0.0
+        self._wary = 0
         self.num_fallen = 0
         self.num_risen = 0
 
-    def add(self, accepted: int, depth: int, first: Sequence[float]) -> str:
-        """Takes a round of a chain; "fell", "rose" or "".
+    @property
+    def wary(self) -> bool:
+        """True for some rounds after something else has changed."""
+        return self._wary > 0
 
+    def beware(self) -> None:
+        """Something else has just changed, so that a fall is likelier for some rounds."""
+        self._wary = _WARY_ROUNDS
+
+    def add(self, accepted: int, depth: int, first: Sequence[float], *, costly: bool) -> str:
+        """Takes a round, tested down to `depth`; "fell", "rose" or "".
+
+        costly: rounds take so long that a fall is to be told sooner, and falsely more often.
         num_fallen, num_risen then say how many rounds back the change seems to lie.
         """
         fall = rise = 0.0
@@ -44,7 +58,11 @@ class Change:
             rise += math.log(_ROSE_TO)
         self._fall, self.num_fallen = _step(self._fall, self.num_fallen, fall)
         self._rise, self.num_risen = _step(self._rise, self.num_risen, rise)
-        if self._fall > _ALARM:
+        limit = _ALARM_COSTLY if costly else _ALARM
+        if self._wary:
+            self._wary -= 1
+            limit = _ALARM_WARY
+        if self._fall > limit:
             return "fell"
         if self._rise > _ALARM:
             return "rose"

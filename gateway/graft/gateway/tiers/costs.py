@@ -18,28 +18,35 @@ _CONTEXT_STEP = 512
 _HIT_PRIOR = 0.6
 _LATE_SHARE = 0.95
 _SURPRISE = 0.15
+_FACTOR_SHARE = 0.02
 
 
 class VerifyTable:
-    """Forward time over rows, for each range of contexts; what was not seen is interpolated."""
+    """Forward time over rows, and a factor for each range of contexts; gaps are interpolated."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, dict[int, Gauge]] = {}
+        self._table: dict[int, Gauge] = {}
+        self._factors: dict[int, float] = {}
         self._curves: dict[tuple[int, int, int], list[float]] = {}
 
     def add(self, rows: int, context: int, seconds: float) -> bool:
-        """Takes a measurement; True when the estimate jumped."""
-        table = self._tables.setdefault(_range_of(context), {})
+        """Takes a measurement; True when an estimate jumped, or was never right."""
+        table, span = self._table, _range_of(context)
+        factor = self._factors.setdefault(span, self._factor(span))
         bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
         gauge = table.get(bucket)
+        level_s = seconds / factor
         if gauge is None:
-            guessed = _interpolated(table, bucket) if table else seconds
+            guessed = _interpolated(table, bucket) if table else level_s
             gauge = table[bucket] = Gauge(_FLOOR_S)
-            gauge.add(seconds)
+            gauge.add(level_s)
             self._curves.clear()
-            return abs(seconds - guessed) > _SURPRISE * guessed
-        before = gauge.get(seconds)
-        jumped = gauge.add(seconds)
+            return abs(level_s - guessed) > _SURPRISE * guessed
+        before = gauge.get(level_s)
+        if before > 0:
+            ratio = min(max(level_s / before, 0.5), 2.0)
+            self._factors[span] = factor * (1.0 + _FACTOR_SHARE * (ratio - 1.0))
+        jumped = gauge.add(level_s)
         if abs(gauge.get(0.0) - before) > 0.01 * before:
             self._curves.clear()
         return jumped
@@ -49,26 +56,35 @@ class VerifyTable:
 
         None before the first measurement.
         """
-        if not self._tables:
+        if not self._table:
             return None
-        wanted = _range_of(context)
-        key = (num_sessions, max_nodes, wanted)
+        key = (num_sessions, max_nodes, _range_of(context))
         curve = self._curves.get(key)
         if curve is None:
-            nearest = min(self._tables, key=lambda known: (abs(known - wanted), known))
-            table = self._tables[nearest]
+            factor = self._factor(key[2])
             curve = self._curves[key] = [
-                _interpolated(table, max(1, num_sessions * nodes)) for nodes in range(max_nodes + 1)
+                factor * _interpolated(self._table, max(1, num_sessions * nodes))
+                for nodes in range(max_nodes + 1)
             ]
         return curve
 
-    def as_body(self) -> dict[str, dict[str, float]]:
-        """Milliseconds by context and rows, for people."""
+    def _factor(self, span: int) -> float:
+        """That of a range, or of the nearest one known."""
+        if not self._factors:
+            return 1.0
+        return self._factors[min(self._factors, key=lambda known: (abs(known - span), known))]
+
+    def as_body(self) -> dict[str, object]:
+        """Milliseconds by rows, and factors by context, for people."""
         return {
-            f"context from {known * _CONTEXT_STEP}": {
-                str(rows): round(gauge.get(0.0) * 1e3, 3) for rows, gauge in sorted(table.items())
-            }
-            for known, table in sorted(self._tables.items())
+            "ms_by_rows": {
+                str(rows): round(gauge.get(0.0) * 1e3, 3)
+                for rows, gauge in sorted(self._table.items())
+            },
+            "factor_by_context": {
+                str(span * _CONTEXT_STEP): round(factor, 3)
+                for span, factor in sorted(self._factors.items())
+            },
         }
 
 
@@ -158,9 +174,15 @@ def _steps(depth: int, topk: int) -> float:
 
 
 class Costs:
-    """All costs at one verify replica."""
+    """All costs at one verify replica.
+
+    plain_seen_at: when a round without drafts was last timed. last: the tier that a session there
+    was given last.
+    """
 
     def __init__(self, deadline_s: float) -> None:
+        self.plain_seen_at = -1e9
+        self.last: Tier | None = None
         self.deadline_s = deadline_s
         self.verify = VerifyTable()
         self.drafts: dict[str, DraftCosts] = {}
@@ -195,7 +217,7 @@ class Costs:
     def as_body(self) -> dict[str, object]:
         """For people."""
         return {
-            "verify_ms": self.verify.as_body(),
+            "verify": self.verify.as_body(),
             "drafts": {name: draft.as_body() for name, draft in sorted(self.drafts.items())},
             "queue_and_choice_ms": round(self.beside.get(0.0) * 1e3, 3),
         }

@@ -25,37 +25,47 @@ class Knobs:
     """How eager the policy is.
 
     margin: gain that another tier must promise, and margin_more for every switch of late.
-    pays: gain over plain decoding below which nothing is drafted.
+    pays: gain over plain decoding at which drafting begins. sinks: loss at which it ends.
     probe_share: share of a session's time that tries may cost.
     """
 
     interval: int = 8
     dwell: int = 8
-    margin: float = 0.03
-    margin_more: float = 0.03
-    margin_window_s: float = 30.0
+    margin: float = 0.05
+    margin_more: float = 0.04
+    margin_window_s: float = 60.0
     pays: float = 0.03
-    probe_share: float = 0.015
-    probe_least_s: float = 0.7
+    sinks: float = 0.02
+    probe_share: float = 0.01
+    probe_least_s: float = 1.0
     probe_most_s: float = 4.0
     rival_least_s: float = 2.0
     rival_most_s: float = 20.0
-    own_half_life: float = 40.0
-    crowd_half_life: float = 400.0
+    own_half_life: float = 100.0
+    crowd_half_life: float = 150.0
 
 
 KNOBS = Knobs()
 _COSTLY_S = 0.03
+_COSTLY_WAIT = 0.7
 _PROBE_ROUNDS = 2
 _RIVAL_ROUNDS = 4
 _PROBE_MOST_ROUNDS = 6
 _PROBE_DEPTH = 3
 _PATIENCE = 4
-_PROMISING = 0.9
-_STALE_SHARE = 0.3
+_PROMISING = 0.95
+_CLEAR = 0.25
+_WORTH = 0.9
+_STALE_SHARE = 0.5
+_CROWD_SHARE = 0.5
+_FIRST_PROBE_S = 0.25
+_DEBT_S = 0.08
+_DEBT_ROUNDS = 8
+_MOST_LOSS_S = 0.06
 _FRESH_S = 2.0
 _DOUBT = 0.25
-_EARLY = (3, 5)
+_DOUBT_AT_FIRST = 1.5
+_EARLY = (2, 4, 6)
 
 
 class Goodput:
@@ -66,6 +76,7 @@ class Goodput:
         self._deadline_s = deadline_s
         self._costs: dict[str, Costs] = {}
         self._crowd: dict[str, Survival] = {}
+        self._switches: dict[int, Switches] = {}
 
     def costs(self, verify: str) -> Costs:
         """The costs at a verify replica."""
@@ -80,6 +91,10 @@ class Goodput:
         if found is None:
             found = self._crowd[proposer] = Survival(self.knobs.crowd_half_life)
         return found
+
+    def switched(self, costs: Costs) -> Switches:
+        """The switches at a verify replica."""
+        return self._switches.setdefault(id(costs), Switches())
 
     def open(
         self, verify: str, offers: Sequence[Offer], num_sessions: int, context: int, now: float
@@ -102,6 +117,24 @@ class Goodput:
             "costs": {verify: costs.as_body() for verify, costs in sorted(self._costs.items())},
             "survival": survival,
         }
+
+
+class Switches:
+    """When sessions of a replica changed their tier of late, and how many sessions there are."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self._times: deque[float] = deque(maxlen=256)
+
+    def add(self, now: float) -> None:
+        """A session changed its tier."""
+        self._times.append(now)
+
+    def late(self, now: float, window_s: float) -> float:
+        """Changes a session made on average in the last `window_s`."""
+        while self._times and now - self._times[0] > window_s:
+            self._times.popleft()
+        return len(self._times) / max(1, self.num_open)
 
 
 @dataclass(slots=True)
@@ -154,19 +187,24 @@ class GoodputPilot:
         self._since = 0
         self._quiet = 0
         self._num_rounds = 0
+        self._debt_s = 0.0
         self._sessions = float(load.num_sessions)
         self._decided_sessions = float(load.num_sessions)
-        self._switched: deque[float] = deque(maxlen=16)
-        self._plain_seen_at = -1e9
+        self._switched = shared.switched(costs)
+        self._switched.num_open += 1
         self._failures = 0
-        self._next_probe_at = now + self._knobs.probe_least_s
+        self._next_probe_at = now
         self._drafter = offers[0].name
-        self.tier = self._first(offers)
+        self.tier = self._first(offers, now)
         if not self.tier.off:
             self._drafter = self.tier.proposer
+            self._next_probe_at = now
+        else:
+            self._next_probe_at = now + self._first_pause_s(now)
         for name, own in self._own.items():
             if name != self._drafter:
-                own.next_try_at = now + self._knobs.rival_least_s
+                new = not shared.crowd(name).num_rounds
+                own.next_try_at = now + (0.0 if new else self._knobs.rival_least_s)
 
     def observe(self, seen: Seen, now: float) -> Switch | None:
         """Takes one round of the session; what to change before the next tree, if anything."""
@@ -175,10 +213,12 @@ class GoodputPilot:
         self.load = Load(self._smooth_sessions(seen.num_sessions), seen.context)
         by = self._drafted_at(seen)
         cause = "cost" if self._costs.add(seen, by) else ""
+        if cause and by is not None and seen.wait_s > _COSTLY_WAIT * seen.forward_s:
+            self._own[by.proposer].change.beware()
         if by is not None and seen.missing in ("", EMPTY):
             cause = self._take(by, seen, now) or cause
         if by is None and not seen.num_drafted:
-            self._plain_seen_at = now
+            self._costs.plain_seen_at = now
         if self._probe is not None:
             return self._go_on_probing(self._probe, seen, by is not None, now)
         if not cause and abs(self._sessions - self._decided_sessions) > max(
@@ -204,12 +244,17 @@ class GoodputPilot:
         }
 
     def close(self) -> None:
-        """Nothing to give back: what the crowd and the costs learned stays."""
+        """The session is over; what the crowd and the costs learned stays."""
+        self._switched.num_open -= 1
 
     # What was seen.
 
     def _smooth_sessions(self, num_sessions: int) -> int:
-        self._sessions += 0.35 * (max(1, num_sessions) - self._sessions)
+        if num_sessions > 1.5 * self._sessions:
+            self._sessions = float(num_sessions)
+        else:
+            share = 0.7 if num_sessions > self._sessions else 0.3
+            self._sessions += share * (max(1, num_sessions) - self._sessions)
         return max(1, round(self._sessions))
 
     def _drafted_at(self, seen: Seen) -> Tier | None:
@@ -237,34 +282,69 @@ class GoodputPilot:
                 first = own.expected = _levels(own.survival.chances(MAX_DEPTH), by.topk)
             told = seen.rejected_children > 0 or not seen.ranks
             depth = seen.depth if told else seen.accepted
-            alarm = own.change.add(seen.accepted, depth, first)
+            costly = seen.wait_s > _COSTLY_WAIT * seen.forward_s
+            alarm = own.change.add(seen.accepted, depth, first, costly=costly)
         own.survival.add(seen)
         self._shared.crowd(by.proposer).add(seen)
         own.recent.append(seen)
-        if not alarm:
-            return ""
         change = own.change
         count = change.num_fallen if alarm == "fell" else change.num_risen
+        if not alarm and self._probe is None and change.wary and self._in_debt(seen):
+            alarm, count = "fell", _DEBT_ROUNDS
+        if not alarm:
+            return ""
         own.survival.fade(0.02)
         own.survival.distrust()
+        crowd = self._shared.crowd(by.proposer)
+        crowd.fade(_CROWD_SHARE)
         for former in list(own.recent)[-count:]:
             own.survival.add(former)
+            crowd.add(former)
         change.reset()
         own.expected = None
         return "acceptance"
 
+    def _in_debt(self, seen: Seen) -> bool:
+        """True when rounds of late took so much longer than plain ones that it is time to look."""
+        base = plain(self._costs, self.load)
+        if base is None:
+            return False
+        seconds = seen.wait_s + seen.queue_s + seen.forward_s + seen.choice_s
+        self._debt_s = max(0.0, self._debt_s + seconds - (seen.accepted + 1) * base.seconds)
+        if self._debt_s < _DEBT_S:
+            return False
+        self._debt_s = 0.0
+        return True
+
     # What to do.
 
-    def _first(self, offers: Sequence[Offer]) -> Tier:
-        """The first tier: the default, or the best one once something is known."""
+    def _first(self, offers: Sequence[Offer], now: float) -> Tier:
+        """The first tier: the default, or the best one once something is known.
+
+        Where it hardly matters, the one that the session before had.
+        """
         base = plain(self._costs, self.load)
         known = [offer for offer in offers if self._costs.draft(offer.name).known]
         if base is None or offers[0] not in known:
             return offers[0].base
         found = self._best(known)
         if found is None or found.rate < base.rate * (1 + self._knobs.pays):
-            return _off(offers[0].base)
-        return found.tier
+            found = base
+        margin, last = self._margin(now), self._costs.last
+        if last is not None and last.off:
+            found = base
+        elif last is not None and last.proposer in self._offers:
+            rated = self._rate_of(last)
+            if rated is not None and found.rate < rated.rate * (1 + margin):
+                found = rated
+        return _off(offers[0].base) if found.tier.off else found.tier
+
+    def _first_pause_s(self, now: float) -> float:
+        """A session that begins at tier 0 although others did well tries almost at once."""
+        found, base = self._best(list(self._offers.values())), plain(self._costs, self.load)
+        if found is None or base is None or found.rate < base.rate * (1 + self._knobs.margin):
+            return self._pause_s(now)
+        return _FIRST_PROBE_S
 
     def _best(self, offers: Sequence[Offer]) -> Rated | None:
         found: Rated | None = None
@@ -301,16 +381,17 @@ class GoodputPilot:
         current, base = self._rate_of(self.tier), plain(self._costs, self.load)
         if current is None or base is None:
             return None
+        if self.tier.off and not cause:
+            return None  # nothing new can have been seen, and tries decide for themselves
         top = self._best(self._known(now)) or base
-        if top.rate < base.rate * (1 + knobs.pays):
-            top = base
-        if top.tier.off:
-            if self.tier.off or (not cause and base.rate < current.rate * 1.01):
+        if top.rate < base.rate * (1 + (knobs.pays if self.tier.off else 0.0)):
+            if self.tier.off:
+                return None
+            if cause != "acceptance" and base.rate < current.rate * (1 + knobs.sinks):
                 return None
             return self._switch(_off(self.tier), cause or "pays_not", current, base, now)
-        late = sum(1 for at in self._switched if now - at < knobs.margin_window_s)
-        margin = knobs.margin + knobs.margin_more * late
-        if self._since < knobs.dwell and not cause:
+        margin = self._margin(now)
+        if self._since < knobs.dwell and cause in ("", "cost"):
             return None
         if top.rate < current.rate * (1 + margin):
             return None
@@ -318,17 +399,41 @@ class GoodputPilot:
 
     def _switch(self, tier: Tier, reason: str, before: Rated, after: Rated, now: float) -> Switch:
         detail = f"{before.rate:.1f} to {after.rate:.1f} tokens/s expected"
-        self._switched.append(now)
+        self._switched.add(now)
         if tier.off:
             self._failures = 0
-            self._next_probe_at = now + self._knobs.probe_least_s
+            self._next_probe_at = now + self._pause_s(now)
         return self._change(tier, reason, detail, probe=False)
+
+    def _margin(self, now: float) -> float:
+        """The gain that another tier must promise; more after every switch of late."""
+        knobs = self._knobs
+        late = self._switched.late(now, knobs.margin_window_s)
+        return knobs.margin + knobs.margin_more * min(late, 4.0)
+
+    def _pause_s(self, now: float) -> float:
+        """How long to decode plainly before a try, going by what the try is likely to cost."""
+        base = plain(self._costs, self.load)
+        loss_s = 0.0
+        if base is not None:
+            offer = self._offers[self._drafter]
+            rated = self._rate_of(self._worth_trying(offer))
+            if rated is not None:
+                loss_s = rated.seconds - rated.tokens * base.seconds
+        rounds = 1 if loss_s > _COSTLY_S else _PROBE_ROUNDS
+        knobs = self._knobs
+        late = self._switched.late(now, knobs.margin_window_s)
+        least_s = knobs.probe_least_s * float(2.0 ** min(late / 2, 2.0))
+        return min(max(rounds * loss_s / knobs.probe_share, least_s), knobs.probe_most_s)
 
     def _change(self, tier: Tier, reason: str, detail: str, *, probe: bool) -> Switch:
         switch = Switch(self.tier, tier, reason, detail, probe)
         self.tier = tier
+        if not probe:
+            self._costs.last = tier
         self._since = 0
         self._quiet = 0
+        self._debt_s = 0.0
         for own in self._own.values():
             own.change.reset()
         return switch
@@ -338,8 +443,11 @@ class GoodputPilot:
     def _try_something(self, now: float) -> Switch | None:
         if self.tier.off:
             return self._try_drafting(now) if now >= self._next_probe_at else None
-        if self._since < self._knobs.dwell:
+        never = self._costs.plain_seen_at < 0
+        if self._since < (2 if never else self._knobs.dwell):
             return None
+        if never:
+            return self._try_plain(now)
         for name, own in self._own.items():
             if name != self.tier.proposer and now >= own.next_try_at:
                 return self._try_rival(self._offers[name], now)
@@ -371,7 +479,7 @@ class GoodputPilot:
         if (
             rated is not None
             and self._costs.draft(offer.name).known
-            and self._shared.crowd(offer.name).num_rounds > 100
+            and self._shared.crowd(offer.name).num_rounds > 24
             and rated.rate < 0.8 * current.rate
         ):
             own.next_try_at = now + self._knobs.rival_most_s
@@ -383,10 +491,12 @@ class GoodputPilot:
 
     def _try_plain(self, now: float) -> Switch | None:
         """From a tier that hardly pays: plain rounds, whose time is only guessed otherwise."""
-        if now - self._plain_seen_at < self._knobs.rival_most_s:
+        if now - self._costs.plain_seen_at < self._knobs.rival_most_s:
             return None
         current, base = self._rate_of(self.tier), plain(self._costs, self.load)
-        if current is None or base is None or current.rate > base.rate * (1 + _DOUBT):
+        never = self._costs.plain_seen_at < 0
+        doubt = _DOUBT_AT_FIRST if never else _DOUBT
+        if current is None or base is None or current.rate > base.rate * (1 + doubt):
             return None
         self._probe = _Probe(None, self.tier, current.rate, 1)
         detail = f"{base.rate:.1f} tokens/s guessed without drafts"
@@ -398,9 +508,14 @@ class GoodputPilot:
         )
         if not self._costs.draft(offer.name).known or rated is None:
             return offer.base
-        if rated.tier.num_steps >= min(_PROBE_DEPTH, offer.base.num_steps):
+        depth = min(_PROBE_DEPTH, offer.base.num_steps)
+        if rated.tier.num_steps >= depth:
             return rated.tier
-        return at_depth(offer.base, min(_PROBE_DEPTH, offer.base.num_steps))
+        base, deeper = plain(self._costs, self.load), at_depth(offer.base, depth)
+        price = self._rate_of(deeper)
+        if base is None or price is None or rated.rate >= _WORTH * base.rate:
+            return rated.tier
+        return rated.tier if price.seconds - base.seconds > _COSTLY_S else deeper
 
     def _go_on_probing(self, probe: _Probe, seen: Seen, told: bool, now: float) -> Switch | None:
         probe.waited += 1
@@ -417,21 +532,25 @@ class GoodputPilot:
             return self._end_plain_try(probe, now)
         found = self._best([probe.offer])
         home = base if probe.home.off else self._rate_of(probe.home)
-        margin = self._knobs.pays if probe.home.off else 2 * self._knobs.margin
         if found is None or home is None or not probe.seen:
             return self._give_up(probe, now)
-        if found.rate >= max(home.rate * (1 + margin), base.rate * (1 + self._knobs.pays)):
+        margin = self._margin(now)
+        if probe.seen < _PROBE_MOST_ROUNDS:
+            margin = max(margin, _CLEAR)
+        paid = probe.tokens >= probe.seconds * base.rate
+        if paid and found.rate >= max(home.rate, base.rate) * (1 + margin):
             self._probe = None
             self._failures = self._own[probe.offer.name].failures = 0
-            self._switched.append(now)
+            self._switched.add(now)
             if probe.home.off is False:
                 self._own[probe.home.proposer].next_try_at = now + self._knobs.rival_most_s
             detail = f"{home.rate:.1f} to {found.rate:.1f} tokens/s expected"
             tier = found.tier
-            switch = Switch(probe.home, tier, "probe_paid", detail)
+            self._costs.last = tier
             self.tier, self._since, self._quiet = tier, 0, 0
-            return switch
-        promising = found.rate >= _PROMISING * home.rate and probe.tokens > probe.seen
+            return Switch(probe.home, tier, "probe_paid", detail)
+        loss_s = probe.seconds - probe.tokens / probe.home_rate
+        promising = found.rate >= _PROMISING * home.rate and loss_s < _MOST_LOSS_S
         if promising and probe.seen < _PROBE_MOST_ROUNDS:
             return None
         return self._give_up(probe, now)
@@ -445,7 +564,7 @@ class GoodputPilot:
         wait_s = loss_s / knobs.probe_share
         if probe.home.off:
             self._failures += 1
-            wait_s *= 1.2 ** min(self._failures, 8)
+            wait_s *= 1.5 ** min(self._failures, 4)
             self._next_probe_at = now + min(max(wait_s, knobs.probe_least_s), knobs.probe_most_s)
         else:
             own.failures += 1
@@ -457,10 +576,10 @@ class GoodputPilot:
 
     def _end_plain_try(self, probe: _Probe, now: float) -> Switch | None:
         self._probe = None
-        self._plain_seen_at = now
+        self._costs.plain_seen_at = now
         base, home = plain(self._costs, self.load), self._rate_of(probe.home)
         if base is not None and home is not None and base.rate > home.rate:
-            self._switched.append(now)
+            self._switched.add(now)
             self._next_probe_at = now + self._knobs.probe_least_s
             detail = f"{home.rate:.1f} to {base.rate:.1f} tokens/s expected"
             self._since = self._quiet = 0

@@ -13,11 +13,11 @@ from graft.gateway.tiers.seen import Seen
 
 MAX_DEPTH = 16
 MAX_WIDTH = 4
-_FIRST = 0.6
+_FIRST = 0.5
 _DEEPER = 0.97
 _HAZARDS = (0.0, 0.35, 0.2, 0.15)
-_OWN_PRIOR = 6.0
-_DEPTH_PRIOR = 3.0
+_OWN_PRIOR = 5.0
+_DEPTH_PRIOR = 2.0
 _RANK_PRIOR = 8.0
 _RENORMALISE = 1e12
 
