@@ -6,9 +6,11 @@ Equal numbers give equal schemas. Knows no grammar and no server.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
+_Make = Callable[[random.Random, int], Schema]
 
 _NAMES = ("name", "id", "größe", "名前", "tags", "left", "right", "note 😀", 'q"uote', "n\\m", "x")
 _VALUES = (
@@ -48,7 +50,7 @@ def schema(number: int) -> Schema:
 
 
 def _value(rng: random.Random, depth: int) -> Schema:
-    kinds = [_text, _number, _choice, _flag, _several]
+    kinds: list[_Make] = [_text, _number, _choice, _flag, _several]
     if depth < _MAX_DEPTH:
         kinds += [_object, _array, _tuple, _any_of]
     return rng.choice(kinds)(rng, depth)
