@@ -44,6 +44,7 @@ async def test_the_standard_suite_of_langchain(front: Front) -> None:
     program = PROGRAMS / "with_langchain.py"
     flags = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "asyncio_mode=auto"]
     flags += ["-c", os.devnull, "--rootdir", str(PROGRAMS), "-p", "no:codspeed"]
+    flags += ["-o", "asyncio_default_test_loop_scope=session"]
     output = await run([str(python), "-m", "pytest", *flags, str(program)], url(front))
     assert " passed" in output and "failed" not in output
 

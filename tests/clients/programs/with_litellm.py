@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up of prices
+
 import litellm
 
 URL = os.environ["GRAFT_URL"] + "/v1"
