@@ -147,14 +147,18 @@ def test_a_drafter_that_is_the_target_foresees_every_round(
     target: Plain, tier: Tier, sampling: Sampling
 ) -> None:
     rounds = Rounds(standalone(target, tier), Script.written(target, PROMPT, 60, sampling), tier)
-    for _ in range(8):
+
+    def hits() -> float:
+        value = rounds.metrics.registry.get_sample_value
+        return value("graft_draft_lookahead_commits_total", {"outcome": "hit"}) or 0
+
+    for number in range(12):
+        if number == 4:  # it has seen by now that it is right, unsure as it is of every token
+            before = hits()
         rounds.look_ahead()
-        lane = state_of(rounds.seat).lane
-        assert lane.length == len(rounds.mirror.prefix)
+        assert state_of(rounds.seat).lane.length == len(rounds.mirror.prefix)
         rounds.commit(4)
-    value = rounds.metrics.registry.get_sample_value
-    hits = value("graft_draft_lookahead_commits_total", {"outcome": "hit"}) or 0
-    assert hits >= (8 if tier.topk == 1 else 6)
+    assert hits() - before >= (8 if tier.topk == 1 else 6)
 
 
 @TIERS

@@ -37,12 +37,13 @@ def wide(root: int) -> Tree:
     return from_parents(tokens, [-1, 0, 0, 1, 1, 3], [0.0, -0.1, -3.0, -0.2, -2.0, -0.3])
 
 
-def prepare(outlook: Outlook, count: int = 1) -> list[tuple[int, ...]]:
+def prepare(outlook: Outlook, count: int = 1, length: int = 1) -> list[tuple[int, ...]]:
+    """length: of the committed prefix."""
     made = []
     for candidate in outlook.best(count):
         root = candidate.tokens[-1]
-        length = 1 + len(candidate.tokens)
-        assert outlook.credits.take(length, hash(candidate.tokens)) is None
+        size = length + len(candidate.tokens)
+        assert outlook.credits.take(size, hash(candidate.tokens)) is None
         ahead = outlook.prepared(candidate, seat_of(), chain([root, root + 1, root + 2]))
         outlook.saw(ahead, wide(root))
         made.append(candidate.tokens)
@@ -117,7 +118,7 @@ def test_credits_and_prepared_outcomes_stay_within_their_bounds(
     outlook = outlook_at(budget=budget, max_trees=6)
     length, root = 1, 0
     for count in commits:
-        while prepare(outlook):
+        while prepare(outlook, length=length):
             pass
         assert outlook.num_prepared <= budget
         assert outlook.credits.num_held <= 6

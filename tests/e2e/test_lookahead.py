@@ -177,3 +177,24 @@ async def test_faults_of_the_wire_change_no_text(law: dict[str, Any], tmp_path: 
         await breaking
         bodies.append(await cluster.chat(PROMPTS[0], speculation=wish, **fields))
         assert {text(body) for body in bodies} == {plain}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ngram", "standalone", "eagle3"])
+async def test_a_hundred_prompts_and_seeds_keep_their_texts(name: str, tmp_path: Path) -> None:
+    """Three hundred pairs over the three drafters, each off, synchronous and looking ahead."""
+    async with cluster_of(tmp_path, name, relayed=True) as cluster:
+        cluster.relays[0].set_rtt(0.004)
+        places = asyncio.Semaphore(4)
+
+        async def ask(index: int, wish: Any) -> str:
+            law = LAWS[0] if index % 2 else {"temperature": 0.8, "seed": index}
+            prompt = f"{index}: {PROMPTS[index % len(PROMPTS)]}"
+            async with places:
+                return text(await cluster.chat(prompt, max_tokens=24, speculation=wish, **law))
+
+        plain = await asyncio.gather(*(ask(index, "off") for index in range(100)))
+        for tier in (SYNCHRONOUS, AHEAD):
+            wish = {"proposer": name, **tier}
+            texts = await asyncio.gather(*(ask(index, wish) for index in range(100)))
+            assert texts == plain

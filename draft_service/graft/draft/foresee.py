@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +18,9 @@ _WIDTH = 4
 _SPARE_NODES = 24
 _STEP_LOG = -0.2
 _RANK_LOG = -1.2
+_MOST, _LEAST = 0.98, 1e-6
+_PRIOR_STEPS = 4.0
+_KEEP_SHARE = 0.98
 
 
 class Outcome(NamedTuple):
@@ -59,26 +63,87 @@ def split(wide: Tree | None, tier: Tier) -> Foreseen:
     return Foreseen(_part(wide, sorted(kept), scores), wide)
 
 
-def outcomes(tree: Tree | None, wide: Tree, adrift: bool = False) -> list[Outcome]:
+class Trust:
+    """What a drafter's own probabilities have been worth: one factor for the odds of all of them.
+
+    A drafter that is nearly always accepted while it is unsure of every token is trusted more than
+    it trusts itself, and one that is sure and wrong is trusted less.
+    """
+
+    def __init__(self) -> None:
+        self._said = self._seen = _PRIOR_STEPS / 2
+        self._steps = _PRIOR_STEPS
+
+    def add(self, prob: float, accepted: bool) -> None:
+        """Takes the first child of a node that was accepted, in place."""
+        self._said = _KEEP_SHARE * self._said + prob
+        self._seen = _KEEP_SHARE * self._seen + accepted
+        self._steps = _KEEP_SHARE * self._steps + 1.0
+
+    def of(self, prob: float) -> float:
+        """How likely a child of that probability is accepted."""
+        said, seen = (min(0.97, max(0.03, part / self._steps)) for part in (self._said, self._seen))
+        factor = seen / (1 - seen) * (1 - said) / said
+        return factor * prob / (1 + (factor - 1) * prob)
+
+    def learn(self, tree: Tree, tokens: Sequence[int]) -> None:
+        """Takes what a round over `tree` has committed, in place."""
+        logs, node = path_logs(tree), 0
+        for token in tokens:
+            first = int(tree.next_token[node])
+            if first < 0:
+                return
+            found = _child(tree, node, token)
+            self.add(math.exp(float(logs[first] - logs[node])), found == first)
+            if found is None:
+                return
+            node = found
+
+
+def outcomes(
+    tree: Tree | None, wide: Tree, trust: Trust | None = None, adrift: bool = False
+) -> list[Outcome]:
     """How a round over `tree` may end, going by `wide`; None is a round over the root alone.
 
-    Every node of `wide` that is the target's own token after a node of `tree` is one. adrift: the
-    verify side goes on without waiting for `tree`, so that every path of it may be committed
-    before it arrives.
+    Every node of `wide` that is the target's own token after a node of `tree` is one. trust: in
+    the probabilities of `wide`. adrift: the verify side goes on without waiting for `tree`, so that
+    every path of it may be committed before it arrives.
     """
-    scores = path_logs(wide)
+    trust = trust or Trust()
+    logs = path_logs(wide)
+    probs = [math.exp(float(logs[node] - logs[max(0, wide.parent[node])])) for node in _all(wide)]
     place: list[int | None] = [0]
     paths: list[tuple[int, ...]] = [()]
-    found: list[Outcome] = []
+    reached = [0.0] * wide.num_nodes
+    inside, outside = [0.0] * wide.num_nodes, [0.0] * wide.num_nodes
+    ends: list[int] = []
     for node in range(1, wide.num_nodes):
         parent, token = int(wide.parent[node]), int(wide.tokens[node])
         paths.append((*paths[parent], token))
         above = place[parent]
         here = None if above is None or tree is None else _child(tree, above, token)
         place.append(here)
-        if adrift or (above is not None and here is None):
-            found.append(Outcome(paths[node], float(scores[node])))
+        if here is not None:
+            share = min(trust.of(probs[node]), _MOST)
+            inside[parent] += share
+            reached[node] = reached[parent] + math.log(max(share, _LEAST))
+        elif above is not None:
+            outside[parent] += probs[node]
+            ends.append(node)
+    found = []
+    for node in ends:
+        parent = int(wide.parent[node])
+        left = max(1.0 - inside[parent], 1.0 - _MOST)
+        share = probs[node] / outside[parent] if outside[parent] else 1.0
+        log = reached[parent] + math.log(left) + math.log(max(share, _LEAST))
+        found.append(Outcome(paths[node], log))
+    if adrift:
+        found += [Outcome(paths[node], reached[node]) for node in _all(wide)[1:] if place[node]]
     return found
+
+
+def _all(tree: Tree) -> range:
+    return range(tree.num_nodes)
 
 
 def path_logs(tree: Tree) -> FloatArray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graft.common.tree import Tree
 from graft.draft.credits import Credits
-from graft.draft.foresee import outcomes
+from graft.draft.foresee import Trust, outcomes
 from graft.draft.proposers.base import Seat
 
 _LEAST_LOG = math.log(0.015)
@@ -69,7 +69,9 @@ class Outlook:
     budget: the most outcomes that are prepared at a time.
     """
 
-    def __init__(self, budget: int, credits: Credits) -> None:
+    def __init__(self, budget: int, credits: Credits, trust: Trust | None = None) -> None:
+        """trust: in the proposer's probabilities; sessions share it."""
+        self._trust = trust or Trust()
         self.budget = budget
         self.credits = credits
         self.root = Ahead((), 0.0)
@@ -113,10 +115,8 @@ class Outlook:
             self.seen = True
         if wide is None:
             return
-        found = outcomes(ahead.tree, wide, self.adrift)
-        # A drafter that is unsure of every path still knows which outcomes are the likelier ones.
-        known_mass = math.log(sum(math.exp(one.log) for one in found) or 1.0)
-        scale = ahead.log + math.log(self._coverage) - known_mass
+        found = outcomes(ahead.tree, wide, self._trust, self.adrift)
+        scale = ahead.log + math.log(self._coverage)
         for outcome in found:
             tokens, log = (*ahead.tokens, *outcome.tokens), scale + outcome.log
             known = self._candidates.get(tokens)
@@ -167,6 +167,8 @@ class Outlook:
         self._coverage += _COVERAGE_SHARE * (max(0.1, float(foreseen)) - self._coverage)
         if num_drafted:
             self.adrift = False
+            if pushed is not None:
+                self._trust.learn(pushed, tokens)
         elif pushed is not None:
             self.adrift = True
         gone = [path for path in self._prepared if path[:size] != tokens]

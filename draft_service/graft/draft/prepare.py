@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from graft.common import log
 from graft.common.tree import Tree, TreeRefused
 from graft.draft.credits import Credits
-from graft.draft.foresee import widened
+from graft.draft.foresee import Trust, widened
 from graft.draft.lookahead import Ahead, Candidate, Outlook
 from graft.draft.metrics import DraftMetrics
 from graft.draft.predicted import Predictions
@@ -62,6 +62,7 @@ class Preparer:
         self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._metrics = metrics
         self._predictions = predictions
+        self._trust = {name: Trust() for name in proposers}
         self._watched: dict[int, _Watched] = {}
 
     @property
@@ -80,7 +81,7 @@ class Preparer:
         if watched is None or watched.seat is not seat:
             self.forget(key)
             credits = Credits(max_trees, (len(prefix), prefix.digest))
-            watched = _Watched(key, name, seat, Outlook(budget, credits))
+            watched = _Watched(key, name, seat, Outlook(budget, credits, self._trust[name]))
             self._watched[key] = watched
         watched.outlook.budget = budget
         watched.outlook.credits.take(len(prefix), prefix.digest)
