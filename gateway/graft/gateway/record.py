@@ -27,11 +27,15 @@ class SpeculationRecord:
     num_drafted: int = 0
     num_accepted: int = 0
     num_round_tokens: int = 0
+    num_ahead: int = 0
     accepted_by_round: Counter[int] = field(default_factory=Counter)
     accepted_by_position: Counter[int] = field(default_factory=Counter)
 
-    def add_round(self, *, drafted: int, accepted: int, kept: int) -> None:
-        """Counts one round of `kept` tokens, of which the first `accepted` were drafted."""
+    def add_round(self, *, drafted: int, accepted: int, kept: int, ahead: bool = False) -> None:
+        """Counts one round of `kept` tokens, of which the first `accepted` were drafted.
+
+        ahead: its tree was there before the round could begin.
+        """
         assert 0 <= accepted <= drafted, f"accepted {accepted} of {drafted} drafted tokens"
         self.num_rounds += 1
         self.num_round_tokens += kept
@@ -39,6 +43,7 @@ class SpeculationRecord:
             return
         accepted = min(accepted, kept)
         self.num_tree_rounds += 1
+        self.num_ahead += ahead
         self.num_drafted += drafted
         self.num_accepted += accepted
         self.accepted_by_round[accepted] += 1
@@ -61,6 +66,7 @@ class SpeculationRecord:
         self.num_drafted += other.num_drafted
         self.num_accepted += other.num_accepted
         self.num_round_tokens += other.num_round_tokens
+        self.num_ahead += other.num_ahead
         self.accepted_by_round += other.accepted_by_round
         self.accepted_by_position += other.accepted_by_position
 
@@ -104,6 +110,7 @@ class SpeculationRecord:
             "num_draft_tokens": self.num_drafted,
             "num_spec_tokens": 0 if self.tier.off else self.tier.num_steps,
             "num_rounds": self.num_rounds,
+            "num_lookahead_hits": self.num_ahead,
             "accept_length": self.accept_length,
             "accepted_per_position": self.by_position,
             "accept_rule": self.rule,

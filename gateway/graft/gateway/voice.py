@@ -47,7 +47,10 @@ class Counts:
     def round(self, commit: Committed, kept: int) -> None:
         """Counts one round of which `kept` tokens are before the end of the text."""
         self.tally.record.add_round(
-            drafted=commit.num_drafted, accepted=commit.num_accepted, kept=kept
+            drafted=commit.num_drafted,
+            accepted=commit.num_accepted,
+            kept=kept,
+            ahead=_ahead(commit),
         )
         reason = commit.plain_reason
         steered = bool(self._job.choices[0].plan.offers)
@@ -156,8 +159,18 @@ class Voice:
         return piece
 
     def _count(self, commit: Committed, kept: int) -> None:
-        self.record.add_round(drafted=commit.num_drafted, accepted=commit.num_accepted, kept=kept)
+        self.record.add_round(
+            drafted=commit.num_drafted,
+            accepted=commit.num_accepted,
+            kept=kept,
+            ahead=_ahead(commit),
+        )
         self._counts.round(commit, kept)
+
+
+def _ahead(commit: Committed) -> bool:
+    """True when the round had a tree and waited for none: it was there when its turn came."""
+    return commit.num_drafted > 0 and commit.timing.tree_wait_micros == 0
 
 
 def _decided(commit: Committed, want_logprobs: bool) -> list[Decided]:
