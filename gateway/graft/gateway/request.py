@@ -126,8 +126,12 @@ class GenerationFields(Fields):
     return_token_ids: bool = False
     speculation_trace: bool = False
     response_format: ResponseFormat | None = None
-    regex: str | None = None
-    ebnf: str | None = None
+    regex: str | None = Field(
+        default=None, description="Expression that the answer matches as a whole."
+    )
+    ebnf: str | None = Field(
+        default=None, description="Rules, of which `root` derives the answer."
+    )
     prediction: Prediction | None = None
 
     @property
