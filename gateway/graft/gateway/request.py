@@ -129,9 +129,7 @@ class GenerationFields(Fields):
     regex: str | None = Field(
         default=None, description="Expression that the answer matches as a whole."
     )
-    ebnf: str | None = Field(
-        default=None, description="Rules, of which `root` derives the answer."
-    )
+    ebnf: str | None = Field(default=None, description="Rules, of which `root` derives the answer.")
     prediction: Prediction | None = None
 
     @property
