@@ -69,7 +69,7 @@ _FLAG, _VARIABLE, _KEY = Origin.SGLANG, Origin.SGLANG_VARIABLE, Origin.VLLM
 _ALGORITHM = "--speculative-algorithm"
 _NGRAM = "--speculative-ngram-"
 _NO_CORPUS = "text comes from sessions only; no corpus is read"
-_NO_ADAPTIVE = "a request keeps its tier; nothing changes it by load or acceptance"
+_NO_RANGES = "no table of depths by batch size alone; `gateway.tiers` watches load and acceptance"
 _ADDRESSES = "verify and draft are services that speak a protocol of their own"
 _NO_SUFFIX = "SuffixDecoding is not offered; ngram is the nearest"
 
@@ -163,8 +163,10 @@ ROWS: tuple[Row, ...] = (
         "the window of dflash keeps recent tokens only, and other drafters have none",
     ),
     _honoured(_FLAG, "--enable-multi-layer-eagle", "draft.enable_multi_layer_eagle"),
-    _refused(_FLAG, "--speculative-adaptive", _NO_ADAPTIVE),
-    _refused(_FLAG, "--speculative-adaptive-config", _NO_ADAPTIVE),
+    _honoured(_FLAG, "--speculative-adaptive", "gateway.tiers", note="`field` is this policy"),
+    _honoured(
+        _FLAG, "--speculative-adaptive-config", "gateway.tier_config", note="the file as it is"
+    ),
     _honoured(_FLAG, "--uno-lora-path", "draft.uno_lora_path"),
     _honoured(_FLAG, f"{_NGRAM}min-bfs-breadth", "draft.ngram_min_bfs_breadth"),
     _honoured(_FLAG, f"{_NGRAM}max-bfs-breadth", "draft.ngram_max_bfs_breadth"),
@@ -277,7 +279,7 @@ ROWS: tuple[Row, ...] = (
     _refused(
         _KEY, "use_heterogeneous_vocab", "a drafter with another tokenizer is refused at start"
     ),
-    _refused(_KEY, "num_speculative_tokens_per_batch_size", _NO_ADAPTIVE),
+    _refused(_KEY, "num_speculative_tokens_per_batch_size", _NO_RANGES),
     _refused(
         _KEY,
         "draft_tensor_parallel_size",

@@ -27,6 +27,7 @@ _COMMANDS = {
     "complete": "Complete one prompt at a running gateway.",
     "inspect": "Show the tree of each round of an answer.",
     "bench": "Measure: texts, load, rounds, peers and the cost of a forward.",
+    "sim": "Compare tier policies over simulated workloads, on a virtual clock.",
     "train": "Train a drafter for a target on the target's own answers.",
     "models": "List, fetch and check models on this machine.",
     "flags": "Say what the speculative flags of SGLang and vLLM are called here.",

@@ -6,6 +6,7 @@ Knows chances; knows no cost and no proposer.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graft.gateway.tiers.survival import MAX_WIDTH, Chances
@@ -52,12 +53,11 @@ def best_nodes(chances: Chances, max_depth: int, max_width: int, max_nodes: int)
     return nodes
 
 
-def _by_rank(first: float, hazards: object, width: int) -> list[float]:
-    """Chance of each child of an accepted node."""
-    assert isinstance(hazards, (list, tuple))
+def _by_rank(first: float, hazards: Sequence[float], width: int) -> list[float]:
+    """Chance of each child of an accepted node; none is thought likelier than the one before."""
     chances, left = [first], 1.0 - first
     for rank in range(1, width):
-        chances.append(left * hazards[rank])
+        chances.append(min(chances[-1], left * hazards[rank]))
         left *= 1.0 - hazards[rank]
     return chances
 

@@ -1,0 +1,69 @@
+"""What the goodput policy owes, by simulation: few seeds here, two hundred in the slow test."""
+
+from __future__ import annotations
+
+import pytest
+
+from graft.gateway.tiers.goodput import Goodput
+from graft.sim.compare import Compared, compare
+from graft.sim.run import run
+from graft.sim.workloads import WORKLOADS, Workload
+from graft.sim.world import DEADLINE_S
+
+STATIONARY = [workload for workload in WORKLOADS if workload.kind == "stationary"]
+FEW = range(1, 4)
+MANY = range(1, 201)
+
+
+def named(kind: str) -> Workload:
+    return next(workload for workload in WORKLOADS if workload.kind == kind)
+
+
+def owed_everywhere(done: Compared, window: float) -> None:
+    assert done.goodput.worst_window >= window
+    assert done.goodput.goodput >= 0.97 * done.plain
+
+
+@pytest.mark.parametrize("workload", STATIONARY, ids=lambda workload: workload.name)
+def test_a_steady_workload_gets_nearly_its_best_fixed_tier(workload: Workload) -> None:
+    done = compare(workload, FEW)
+    assert done.of_best_fixed >= 0.92
+    owed_everywhere(done, 0.93)
+
+
+def test_a_shifting_workload_gets_more_than_any_fixed_tier_and_than_the_field() -> None:
+    done = compare(named("shifting"), FEW)
+    assert done.of_best_fixed >= 1.05
+    assert done.goodput.goodput > done.field.goodput
+    owed_everywhere(done, 0.85)
+
+
+def test_a_workload_about_the_threshold_causes_few_switches() -> None:
+    done = compare(named("oscillating"), FEW)
+    assert done.goodput.switches_per_minute < done.field.switches_per_minute
+    assert done.goodput.switches_per_minute <= 8
+    owed_everywhere(done, 0.93)
+
+
+def test_a_slowed_drafter_is_left_and_taken_back_within_five_seconds() -> None:
+    workload = named("slowed")
+    slowed_at, restored_at = 10.0, 20.0
+    for seed in FEW:
+        track = run(workload, seed, Goodput(DEADLINE_S))
+        in_force = [(at, tier) for at, tier, reason in track.tiers if reason != "probe"]
+        left = [at for at, tier in in_force if slowed_at < at < restored_at and tier.off]
+        assert left and left[0] < slowed_at + 1.0
+        back = [at for at, tier in in_force if at > restored_at and not tier.off]
+        assert back and back[0] < restored_at + 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_seeds_hold_what_is_promised() -> None:
+    for workload in WORKLOADS:
+        done = compare(workload, MANY)
+        if workload.kind == "stationary":
+            assert done.of_best_fixed >= 0.95, workload.name
+        if workload.kind == "shifting":
+            assert done.of_best_fixed >= 1.10
+            assert done.goodput.goodput > done.field.goodput
