@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
 
+import grpc.aio
 import jsonschema
 import pytest
 import pytest_asyncio
@@ -23,7 +25,7 @@ from graft.common.channel import open_channel
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
 from graft.testing.schemas import schema
-from graft.v1 import gateway_pb2
+from graft.v1 import gateway_pb2, verify_pb2, verify_pb2_grpc
 from graft.v1.gateway_pb2_grpc import GatewayServiceStub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -268,6 +270,7 @@ async def test_a_killed_replica_changes_no_structured_text(model: Path, tmp_path
         processes.append(await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log))
         ports.append(f"127.0.0.1:{port}")
     try:
+        await asyncio.gather(*map(_serving, ports))
         flags = {"verify": ports, "replay_timeout_s": 120}
         async with running_cluster(model, num_verify=0, num_draft=0, gateway=flags) as cluster:
             await _until_two_serve(cluster)
@@ -293,6 +296,18 @@ async def _until_two_serve(cluster: Cluster) -> None:
         while True:
             info = (await cluster.client.get("/server_info")).json()
             if [one["state"] for one in info["verify"]].count("up") == 2:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _serving(address: str) -> None:
+    """Returns once a replica has loaded its model."""
+    request = verify_pb2.VerifyServiceDescribeRequest()
+    async with asyncio.timeout(300), open_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.Describe(request, timeout=10)
                 return
             await asyncio.sleep(0.2)
 
