@@ -152,8 +152,8 @@ def test_a_drafter_that_is_the_target_foresees_every_round(
         value = rounds.metrics.registry.get_sample_value
         return value("graft_draft_lookahead_commits_total", {"outcome": "hit"}) or 0
 
-    for number in range(12):
-        if number == 4:  # it has seen by now that it is right, unsure as it is of every token
+    for number in range(14):
+        if number == 6:  # it has seen by now that it is right, unsure as it is of every token
             before = hits()
         rounds.look_ahead()
         assert state_of(rounds.seat).lane.length == len(rounds.mirror.prefix)

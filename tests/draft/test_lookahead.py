@@ -130,3 +130,14 @@ def test_credits_and_prepared_outcomes_stay_within_their_bounds(
         for ahead in outlook.all:
             expected = tuple(range(root + 1, root + 1 + len(ahead.tokens)))
             assert ahead.tokens == expected or 90 in ahead.tokens or 91 in ahead.tokens
+
+
+def test_bytes_are_spent_and_come_back_with_tokens() -> None:
+    outlook = outlook_at(budget=20, max_trees=40)
+    (candidate,) = outlook.best(1)
+    outlook.prepared(candidate, seat_of(), None, num_bytes=5000)
+    assert not outlook.best(1) and not outlook.wants_work
+    outlook.committed((1, 2, 3, 4, 5, 6), (7, 1), 2)
+    outlook.restart(chain([6, 7, 8]))
+    outlook.saw(outlook.root, wide(6))
+    assert outlook.best(1)

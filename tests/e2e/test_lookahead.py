@@ -15,12 +15,12 @@ from graft.draft.proposers.base import Proposer
 from graft.testing.checkpoints import write_eagle, write_eagle3
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
-from graft.testing.scripted import Scripted, accept_n, perfect, replay
+from graft.testing.scripted import accept_n, likely, perfect, replay
 
 LAWS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
 PROMPTS = ["a b c a b c a b c a b c", "The quick brown fox jumps over the lazy dog. The quick"]
 SYNCHRONOUS = {"num_steps": 3, "topk": 2, "num_draft_tokens": 8}
-AHEAD = {**SYNCHRONOUS, "lookahead": 12}
+AHEAD = {**SYNCHRONOUS, "lookahead": 6}
 WRITERS: dict[str, Any] = {
     "ngram": None,
     "standalone": lambda folder, target: write_tiny_model(folder, layers=2),
@@ -66,13 +66,12 @@ async def test_off_synchronous_and_look_ahead_write_the_same_text(
     async with cluster_of(tmp_path, name, relayed=True) as cluster:
         cluster.relays[0].set_rtt(0.01)
         for law in LAWS:
-            for prompt in PROMPTS:
-                fields = {"max_tokens": 40, "ignore_eos": True, **law}
-                plain = text(await cluster.chat(prompt, speculation="off", **fields))
-                for tier in (SYNCHRONOUS, AHEAD):
-                    wish = {"proposer": name, **tier}
-                    body = await cluster.chat(prompt, speculation=wish, **fields)
-                    assert text(body) == plain
+            fields = {"max_tokens": 20, "ignore_eos": True, **law}
+            plain = text(await cluster.chat(PROMPTS[0], speculation="off", **fields))
+            for tier in (SYNCHRONOUS, AHEAD):
+                wish = {"proposer": name, **tier}
+                body = await cluster.chat(PROMPTS[0], speculation=wish, **fields)
+                assert text(body) == plain
         assert drafted(cluster, "lookahead_trees", outcome="pushed") > 0
 
 
@@ -82,11 +81,11 @@ async def test_sessions_side_by_side_look_ahead_and_keep_their_texts(tmp_path: P
         def ask(index: int, wish: Any) -> Any:
             law = LAWS[index % len(LAWS)]
             prompt = f"{index} {PROMPTS[index % len(PROMPTS)]}"
-            return cluster.chat(prompt, max_tokens=30, speculation=wish, **law)
+            return cluster.chat(prompt, max_tokens=16, speculation=wish, **law)
 
-        alone = [text(await ask(index, "off")) for index in range(6)]
+        alone = [text(await ask(index, "off")) for index in range(4)]
         wish = {"proposer": "standalone", **AHEAD}
-        together = await asyncio.gather(*(ask(index, wish) for index in range(6)))
+        together = await asyncio.gather(*(ask(index, wish) for index in range(4)))
         assert [text(body) for body in together] == alone
 
 
@@ -112,7 +111,12 @@ async def with_script(
     prompt = [40, 41, 42, 43]
     truth = await truth_of(tmp_path, prompt, count)
     after = replay([[*prompt, *truth]])
-    proposer: Scripted = perfect(after, 3) if script == "perfect" else accept_n(after, 2, 4)
+    scripts = {
+        "perfect": lambda: perfect(after, 3),
+        "accept_n": lambda: accept_n(after, 2, 4),
+        "likely": lambda: likely(after, 2, 4),
+    }
+    proposer = scripts[script]()
     async with cluster_of(tmp_path, script, [proposer], relayed=True) as cluster:
         cluster.relays[0].set_rtt(rtt_s)
         body = await cluster.complete(
@@ -149,8 +153,10 @@ async def test_a_synchronous_drafter_sends_few_bytes_a_token(tmp_path: Path) -> 
 async def test_a_drafter_that_looks_ahead_sends_at_most_four_times_as_many(
     tmp_path: Path,
 ) -> None:
-    tier = {"num_steps": 4, "topk": 4, "num_draft_tokens": 8, "lookahead": 24}
-    _, _, spent = await with_script(tmp_path, "accept_n", tier, 0.02, 90)
+    """One that is right twice in a row, and has the right token among four after that."""
+    tier = {"num_steps": 4, "topk": 1, "num_draft_tokens": 5, "lookahead": 24}
+    _, rate, spent = await with_script(tmp_path, "likely", tier, 0.02, 90)
+    assert rate >= 0.85
     assert spent <= 256
 
 

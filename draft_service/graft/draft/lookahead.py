@@ -19,6 +19,8 @@ _LEAST_LOG = math.log(0.015)
 _MAX_CANDIDATES = 256
 _COVERAGE = 0.8
 _COVERAGE_SHARE = 0.05
+_BYTES_A_TOKEN = 200.0
+_MOST_BYTES = 4096.0
 
 Path = tuple[int, ...]
 
@@ -78,6 +80,7 @@ class Outlook:
         self.seen = False
         self.adrift = False
         self._coverage = _COVERAGE
+        self._bytes_left = _MOST_BYTES
         self._prepared: dict[Path, Ahead] = {}
         self._candidates: dict[Path, Candidate] = {}
 
@@ -94,7 +97,7 @@ class Outlook:
     @property
     def wants_work(self) -> bool:
         """True when another outcome is worth a tree, or the root was not looked at."""
-        return not self.seen or bool(self.best(1))
+        return not self.seen or (bool(self._candidates) and self._room > 0)
 
     def restart(self, tree: Tree | None) -> None:
         """The proposer has answered the committed prefix with `tree`; what is prepared stays."""
@@ -130,18 +133,26 @@ class Outlook:
 
     def best(self, count: int) -> list[Candidate]:
         """Up to `count` outcomes to prepare next, the likeliest first, within budget and credit."""
-        held = self.credits.num_held
-        room = min(self.budget - len(self._prepared), self.credits.max_trees - held, count)
-        if room <= 0:
-            return []
+        room = max(0, min(self._room, count))
         return sorted(self._candidates.values(), key=_likelier)[:room]
+
+    @property
+    def _room(self) -> int:
+        """Outcomes that may be prepared beside those that are."""
+        if self._bytes_left <= 0:
+            return 0
+        held = self.credits.num_held
+        return min(self.budget - len(self._prepared), self.credits.max_trees - held)
 
     def skip(self, candidate: Candidate) -> None:
         """The outcome cannot be prepared."""
         self._candidates.pop(candidate.tokens, None)
 
-    def prepared(self, candidate: Candidate, seat: Seat, tree: Tree | None) -> Ahead:
-        """The outcome has been prepared and pushed."""
+    def prepared(
+        self, candidate: Candidate, seat: Seat, tree: Tree | None, num_bytes: int = 0
+    ) -> Ahead:
+        """The outcome has been prepared and pushed, in a message of `num_bytes`."""
+        self._bytes_left -= num_bytes
         self._candidates.pop(candidate.tokens, None)
         ahead = Ahead(candidate.tokens, candidate.log, seat, tree)
         self._prepared[candidate.tokens] = ahead
@@ -162,6 +173,7 @@ class Outlook:
         size = len(tokens)
         pushed = self.root.tree
         self.credits.moved(*name)
+        self._bytes_left = min(_MOST_BYTES, self._bytes_left + _BYTES_A_TOKEN * size)
         new_root = self._prepared.pop(tokens, None)
         foreseen = new_root is not None or tokens in self._candidates
         self._coverage += _COVERAGE_SHARE * (max(0.1, float(foreseen)) - self._coverage)

@@ -24,6 +24,7 @@ from graft.v1.tree_pb2 import CandidateTree
 _log = log.get("prepare")
 
 _SLICE = 4
+_EMPTY_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class Preparer:
             self._foreseers[one.name].close(seat)
             outlook.skip(candidate)
             return None
-        ahead = outlook.prepared(candidate, seat, found.tree)
+        num_bytes = sum(tree.ByteSize() for tree in trees) or _EMPTY_BYTES
+        ahead = outlook.prepared(candidate, seat, found.tree, num_bytes)
         outlook.saw(ahead, found.wide)
         if trees:
             self._metrics.lookahead_trees.labels("pushed").inc()

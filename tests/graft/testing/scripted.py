@@ -6,6 +6,7 @@ on after a prefix: it is given all committed tokens and returns the next ones, i
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,6 +146,27 @@ def accept_n(baseline: Baseline, n: int, depth: int = 4) -> Scripted:
         return chain(seat, truth[:n] + [_other(token, seat) for token in truth[n:]])
 
     return Scripted("accept_n", guess, depth=depth)
+
+
+def likely(baseline: Baseline, n: int, depth: int = 4) -> Scripted:
+    """As `accept_n`; in a wide tier every node has what comes and two others beside its child."""
+
+    def guess(seat: Seat) -> Tree | None:
+        truth = list(_truth(baseline, seat))[:depth]
+        line = [*truth[:n], *(_other(token, seat) for token in truth[n:])]
+        tokens, parents, scores, last = [seat.mirror.prefix.root], [-1], [0.0], 0
+        for level, token in enumerate(line[: seat.tier.num_steps]):
+            beside = [truth[level], _other(token, seat, 2), _other(token, seat, 3)]
+            children = [token, *(one for one in beside if one != token)][: seat.tier.topk]
+            shares = [math.log(share) for share in (0.6, 0.2, 0.1, 0.1)]
+            for child, share in zip(children, shares, strict=False):
+                tokens.append(child)
+                parents.append(last)
+                scores.append(scores[last] + share)
+            last = len(tokens) - len(children)
+        return from_parents(tokens, parents, scores) if len(tokens) > 1 else None
+
+    return Scripted("likely", guess, depth=depth)
 
 
 def eos_everywhere(eos: int, baseline: Baseline | None = None, depth: int = 4) -> Scripted:
