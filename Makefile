@@ -11,7 +11,7 @@ PIP := $(BIN)/pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constra
 PROTOS := $(wildcard protos/graft/v1/*.proto)
 NATIVE := $(wildcard kernels/graft/kernels/cpu/native/*.cpp kernels/graft/kernels/cpu/native/*.h)
 
-.PHONY: help setup protos native fmt check test test-all up down demo-checkpoints bench compose-test gpu-compile gpu-check clean
+.PHONY: help setup protos native fmt check test test-all docs up down demo-checkpoints bench compose-test gpu-compile gpu-check clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: setup  ## the fast tests
 
 test-all: setup  ## every test that this machine can run
 	$(BIN)/python -m pytest -q -m 'not gpu'
+
+docs: setup  ## build the documentation into build/site
+	$(BIN)/python -m mkdocs build --strict
 
 up: setup  ## serve the embedded model on http://127.0.0.1:8000
 	@echo $$$$ > $(VENV)/up.pid; exec $(BIN)/graft up $(ARGS)
