@@ -17,7 +17,8 @@ from graft.testing.dense_dflash import DenseDflash
 from graft.testing.models import write_tiny_model
 from graft.testing.plain import Plain
 from graft.testing.train_window import train_target, window_of
-from graft.train.dflash import Blocks, DflashOptions, DflashTrainee, fresh_dflash
+from graft.train.dflash import Blocks, DflashOptions, DflashTrainee
+from graft.train.dflash_start import Sample, fresh_dflash
 from graft.train.trainee import Batch
 
 VOCAB, MASK = 320, 300
@@ -46,8 +47,10 @@ def borrowed(folder: Path) -> Borrowed:
 def trainee(borrowed: Borrowed) -> DflashTrainee:
     """A fresh one, shaken a little and rounded to what a file can hold."""
     torch.manual_seed(1)
-    sizes = torch.rand(len(LAYERS) * borrowed.config.hidden_size) + 0.5
-    net = fresh_dflash(borrowed, LAYERS, sizes, 2, torch.float32)
+    hidden = borrowed.config.hidden_size
+    states, words = torch.randn(99, len(LAYERS) * hidden), torch.randn(99, hidden)
+    sample = Sample(states, words, borrowed.embedding()[MASK])
+    net = fresh_dflash(borrowed, LAYERS, sample, 2, torch.float32)
     with torch.no_grad():
         for one in net.parameters():
             one.add_(torch.randn_like(one) * 0.05)

@@ -12,7 +12,6 @@ Source: DFlash (z-lab, 2026).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graft.draft.checkpoints.borrowed import Borrowed
-from graft.models.rope import rope_table
-from graft.models.weights import FINAL_NORM
-from graft.train.decoder_layer import DecoderLayer, LayerShape, Rope, matrix, shape_of
+from graft.train.decoder_layer import DecoderLayer, LayerShape, Rope, matrix
 from graft.train.export import Eagle3Target
 from graft.train.layouts import write_checkpoint
 from graft.train.losses import cross_entropy, head_log_probabilities
@@ -84,7 +80,7 @@ class DflashNet(nn.Module):
 
     def context(self, states: Tensor) -> Tensor:
         """[..., states * hidden] -> [..., hidden], what keys and values of rows are made of."""
-        layer = self._stack()[0]
+        layer = self.stack()[0]
         return layer.norm(layer.linear(states * self.state_scale, self.fc), self.context_norm)
 
     def forward(
@@ -101,13 +97,14 @@ class DflashNet(nn.Module):
         places = starts[..., None] + torch.arange(size)
         mask = torch.zeros(seen.shape).masked_fill_(~seen, _NOWHERE)
         state = anchors
-        for layer in self._stack():
+        for layer in self.stack():
             keys = layer.keys_values(context, self.rope, positions)
             own = layer.heads(layer.norm(state, layer.attention_norm), self.rope, places)
             state = layer.rest(state, _attend(own, keys, mask))
-        return self._stack()[0].norm(state[:, :, 1:], self.final_norm)
+        return self.stack()[0].norm(state[:, :, 1:], self.final_norm)
 
-    def _stack(self) -> list[DecoderLayer]:
+    def stack(self) -> list[DecoderLayer]:
+        """The layers, the first one first."""
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
 
@@ -223,14 +220,14 @@ class DflashTrainee(Trainee):
             "hidden_norm.weight": net.context_norm,
             "norm.weight": net.final_norm,
         }
-        for number, layer in enumerate(net.layers):
-            assert isinstance(layer, DecoderLayer)
+        for number, layer in enumerate(net.stack()):
             tensors |= layer.tensors(f"layers.{number}")
         config = {
             **self.target.config,
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             "head_dim": self.target.head_dim,
+            "num_key_value_heads": net.shape.num_kv_heads,
             "num_hidden_layers": len(net.layers),
             "num_target_layers": self.target.num_layers,
             "attention_bias": False,
@@ -261,46 +258,6 @@ class DflashTrainee(Trainee):
         rows = torch.nonzero(self.others)[:, 0]
         chance = torch.Generator().manual_seed(seed)
         return self.head[rows[torch.randperm(len(rows), generator=chance)[:_NUM_OTHERS]]]
-
-
-def fresh_dflash(
-    borrowed: Borrowed,
-    layers: Sequence[int],
-    state_sizes: Tensor,
-    num_layers: int,
-    dtype: torch.dtype,
-) -> DflashNet:
-    """A net whose layers start as the target's last ones, its context as the deepest state.
-
-    Random draws come from torch's global generator.
-
-    Shapes:
-        state_sizes: [states * hidden], root mean square of each channel over the corpus.
-    """
-    config, hidden = borrowed.config, borrowed.config.hidden_size
-    table = rope_table(config.rope, config.head_dim, config.context_length + 64)
-    shape = shape_of(config, head_norms=True)
-    net = DflashNet(shape, Rope(table), num_layers, len(layers), dtype)
-    unit = float(state_sizes[-hidden:].median())
-    with torch.no_grad():
-        net.state_scale.copy_(1 / state_sizes.clamp(min=1e-6))
-        net.fc.mul_(0.1)
-        net.fc[:, -hidden:] += torch.eye(hidden)
-        net.final_norm.copy_(borrowed.source.read(FINAL_NORM))
-        for number, layer in enumerate(net.layers):
-            assert isinstance(layer, DecoderLayer)
-            place = config.num_layers - num_layers + number
-            layer.start_as(borrowed, max(0, place), unit)
-            _start_head_norms(layer)
-    return net
-
-
-def _start_head_norms(layer: DecoderLayer) -> None:
-    """Gains under which queries and keys come out as large as they were without a norm."""
-    sizes = (layer.qkv * layer.attention_norm).square().sum(1).split(layer.shape.widths)
-    for gain, size in zip((layer.q_norm, layer.k_norm), sizes, strict=False):
-        if gain is not None:
-            gain.fill_(float(size.mean().sqrt()))
 
 
 def _attend(

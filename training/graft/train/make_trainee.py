@@ -5,6 +5,7 @@ The one file that knows every kind; what a kind is, is in the file of its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch import Tensor
 from graft.common.errors import Unsupported
 from graft.draft.checkpoints.borrowed import Borrowed
 from graft.train.corpus import Corpus
-from graft.train.dflash import DflashOptions, DflashTrainee, fresh_dflash
+from graft.train.dflash import DflashOptions, DflashTrainee
+from graft.train.dflash_start import Sample, fresh_dflash
+from graft.train.export import Eagle3Target
 from graft.train.mtp import MtpTrainee, fresh_mtp
 from graft.train.start import eagle3_layers, eagle3_target, fresh_eagle3
 from graft.train.trainee import Trainee
@@ -68,9 +71,9 @@ def make_trainee(
             return MtpTrainee(net, target, borrowed.head_weight(), choice.options())
         case "dflash":
             target = eagle3_target(borrowed, corpus.layers[:-1], drafted)
-            sizes = state_sizes(corpus, target.layers)
-            blocks = fresh_dflash(borrowed, target.layers, sizes, _DFLASH_LAYERS, dtype)
             mask = unused_token(corpus, borrowed.config.vocab_size)
+            sample = _sample(corpus, target, mask)
+            blocks = fresh_dflash(borrowed, target.layers, sample, _DFLASH_LAYERS, dtype)
             return DflashTrainee(blocks, target, borrowed.head_weight(), mask, DflashOptions())
     raise Unsupported(f"{proposer} is not trained here, expected eagle3, mtp or dflash")
 
@@ -89,7 +92,22 @@ def state_sizes(corpus: Corpus, layers: tuple[int, ...]) -> Tensor:
 
     The first row of a sequence is left out: there some channels are a thousand times larger.
     """
-    picked = [corpus.layers.index(layer) for layer in layers]
-    refs = corpus.sequences("train")[:_SAMPLED_SEQUENCES]
-    rows = torch.cat([corpus.states(ref)[1:, picked].flatten(1) for ref in refs])
+    rows = torch.cat([states.flatten(1) for states, _ in _some_rows(corpus, layers)])
     return rows.pow(2).mean(0).sqrt()
+
+
+def _sample(corpus: Corpus, target: Eagle3Target, mask: int) -> Sample:
+    rows = list(_some_rows(corpus, target.layers))
+    return Sample(
+        torch.cat([states.flatten(1) for states, _ in rows]),
+        torch.cat([target.embedding[tokens] for _, tokens in rows]),
+        target.embedding[mask],
+    )
+
+
+def _some_rows(corpus: Corpus, layers: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """States [rows, layers, hidden] and tokens of the first sequences, without their first row."""
+    picked = [corpus.layers.index(layer) for layer in layers]
+    for ref in corpus.sequences("train")[:_SAMPLED_SEQUENCES]:
+        tokens = torch.from_numpy(corpus.tokens(ref)[1:-1]).long()
+        yield corpus.states(ref)[1:, picked], tokens
