@@ -150,12 +150,12 @@ def test_a_wider_tree_is_taken_where_second_guesses_are_right_and_rows_are_free(
 
 def test_change_is_told_from_luck() -> None:
     change = Change()
-    steady = [change.add(length, 4, [0.8] * 4, costly=False) for length in (4, 2, 4, 1, 3) * 20]
+    steady = [change.add(length, 4, [0.8] * 4) for length in (4, 2, 4, 1, 3) * 20]
     assert set(steady) == {""}
-    told = [change.add(0, 4, [0.8] * 4, costly=False) for _ in range(6)]
+    told = [change.add(0, 4, [0.8] * 4) for _ in range(6)]
     assert "fell" in told
     change.reset()
-    assert "rose" in [change.add(4, 4, [0.3] * 4, costly=False) for _ in range(6)]
+    assert "rose" in [change.add(4, 4, [0.3] * 4) for _ in range(6)]
 
 
 def test_acceptance_that_collapses_ends_drafting_and_is_tried_again() -> None:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 _SANK_TO = 0.3
 _ROSE_TO = 0.3
 _ALARM = 6.5
-_ALARM_COSTLY = 5.5
-_ALARM_WARY = 3.0
+_ALARM_WARY = 3.5
 _WARY_ROUNDS = 10
 
 
@@ -42,10 +41,9 @@ class Change:
         """Something else has just changed, so that a fall is likelier for some rounds."""
         self._wary = _WARY_ROUNDS
 
-    def add(self, accepted: int, depth: int, first: Sequence[float], *, costly: bool) -> str:
+    def add(self, accepted: int, depth: int, first: Sequence[float]) -> str:
         """Takes a round, tested down to `depth`; "fell", "rose" or "".
 
-        costly: rounds take so long that a fall is to be told sooner, and falsely more often.
         num_fallen, num_risen then say how many rounds back the change seems to lie.
         """
         fall = rise = 0.0
@@ -58,7 +56,7 @@ class Change:
             rise += math.log(_ROSE_TO)
         self._fall, self.num_fallen = _step(self._fall, self.num_fallen, fall)
         self._rise, self.num_risen = _step(self._rise, self.num_risen, rise)
-        limit = _ALARM_COSTLY if costly else _ALARM
+        limit = _ALARM
         if self._wary:
             self._wary -= 1
             limit = _ALARM_WARY

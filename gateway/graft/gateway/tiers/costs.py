@@ -176,13 +176,15 @@ def _steps(depth: int, topk: int) -> float:
 class Costs:
     """All costs at one verify replica.
 
-    plain_seen_at: when a round without drafts was last timed. last: the tier that a session there
-    was given last.
+    plain_seen_at: when a round without drafts was last timed.
+    last: the tier that a session there was given last.
+    wait_jumped: the tree of the round taken last took another time than was thought.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self.plain_seen_at = -1e9
         self.last: Tier | None = None
+        self.wait_jumped = False
         self.deadline_s = deadline_s
         self.verify = VerifyTable()
         self.drafts: dict[str, DraftCosts] = {}
@@ -202,13 +204,14 @@ class Costs:
         """
         self.beside.add(seen.queue_s + seen.choice_s)
         jumped = self.verify.add(seen.num_rows, seen.context, seen.forward_s)
+        self.wait_jumped = False
         if tier is None:
             return jumped
         if seen.missing == LATE:
-            return self.draft(tier.proposer).add_late(tier, self.deadline_s) or jumped
-        if not seen.missing or seen.missing == EMPTY:
-            return self.draft(tier.proposer).add(seen, tier) or jumped
-        return jumped
+            self.wait_jumped = self.draft(tier.proposer).add_late(tier, self.deadline_s)
+        elif not seen.missing or seen.missing == EMPTY:
+            self.wait_jumped = self.draft(tier.proposer).add(seen, tier)
+        return jumped or self.wait_jumped
 
     def too_late(self, wait_s: float) -> bool:
         """True when a tree that takes so long is not likely to come before the deadline."""

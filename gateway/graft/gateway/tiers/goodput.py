@@ -47,7 +47,6 @@ class Knobs:
 
 KNOBS = Knobs()
 _COSTLY_S = 0.03
-_COSTLY_WAIT = 0.7
 _PROBE_ROUNDS = 2
 _RIVAL_ROUNDS = 4
 _PROBE_MOST_ROUNDS = 6
@@ -66,6 +65,8 @@ _FRESH_S = 2.0
 _DOUBT = 0.25
 _DOUBT_AT_FIRST = 1.5
 _EARLY = (2, 4, 6)
+_SCANT_ROUNDS = 8
+_SCANT_SINKS = 0.15
 
 
 class Goodput:
@@ -213,7 +214,7 @@ class GoodputPilot:
         self.load = Load(self._smooth_sessions(seen.num_sessions), seen.context)
         by = self._drafted_at(seen)
         cause = "cost" if self._costs.add(seen, by) else ""
-        if cause and by is not None and seen.wait_s > _COSTLY_WAIT * seen.forward_s:
+        if self._costs.wait_jumped and by is not None and seen.wait_s > seen.forward_s / 3:
             self._own[by.proposer].change.beware()
         if by is not None and seen.missing in ("", EMPTY):
             cause = self._take(by, seen, now) or cause
@@ -282,8 +283,7 @@ class GoodputPilot:
                 first = own.expected = _levels(own.survival.chances(MAX_DEPTH), by.topk)
             told = seen.rejected_children > 0 or not seen.ranks
             depth = seen.depth if told else seen.accepted
-            costly = seen.wait_s > _COSTLY_WAIT * seen.forward_s
-            alarm = own.change.add(seen.accepted, depth, first, costly=costly)
+            alarm = own.change.add(seen.accepted, depth, first)
         own.survival.add(seen)
         self._shared.crowd(by.proposer).add(seen)
         own.recent.append(seen)
@@ -387,7 +387,9 @@ class GoodputPilot:
         if top.rate < base.rate * (1 + (knobs.pays if self.tier.off else 0.0)):
             if self.tier.off:
                 return None
-            if cause != "acceptance" and base.rate < current.rate * (1 + knobs.sinks):
+            new = self._shared.crowd(self.tier.proposer).num_rounds < _SCANT_ROUNDS
+            sinks = _SCANT_SINKS if new else knobs.sinks
+            if cause != "acceptance" and base.rate < current.rate * (1 + sinks):
                 return None
             return self._switch(_off(self.tier), cause or "pays_not", current, base, now)
         margin = self._margin(now)
@@ -402,7 +404,8 @@ class GoodputPilot:
         self._switched.add(now)
         if tier.off:
             self._failures = 0
-            self._next_probe_at = now + self._pause_s(now)
+            pause_s = self._knobs.probe_least_s if reason == "acceptance" else self._pause_s(now)
+            self._next_probe_at = now + pause_s
         return self._change(tier, reason, detail, probe=False)
 
     def _margin(self, now: float) -> float:
@@ -423,6 +426,8 @@ class GoodputPilot:
         rounds = 1 if loss_s > _COSTLY_S else _PROBE_ROUNDS
         knobs = self._knobs
         late = self._switched.late(now, knobs.margin_window_s)
+        if self._own[self._drafter].survival.num_rounds < _SCANT_ROUNDS and late <= 1:
+            return knobs.probe_least_s
         least_s = knobs.probe_least_s * float(2.0 ** min(late / 2, 2.0))
         return min(max(rounds * loss_s / knobs.probe_share, least_s), knobs.probe_most_s)
 
@@ -565,6 +570,8 @@ class GoodputPilot:
         if probe.home.off:
             self._failures += 1
             wait_s *= 1.5 ** min(self._failures, 4)
+            if self._shared.crowd(probe.offer.name).num_rounds < 3 * _SCANT_ROUNDS:
+                wait_s = min(wait_s, knobs.probe_least_s)
             self._next_probe_at = now + min(max(wait_s, knobs.probe_least_s), knobs.probe_most_s)
         else:
             own.failures += 1
@@ -578,7 +585,9 @@ class GoodputPilot:
         self._probe = None
         self._costs.plain_seen_at = now
         base, home = plain(self._costs, self.load), self._rate_of(probe.home)
-        if base is not None and home is not None and base.rate > home.rate:
+        new = self._shared.crowd(self._drafter).num_rounds < _SCANT_ROUNDS
+        sinks = _SCANT_SINKS if new else 0.0
+        if base is not None and home is not None and base.rate > home.rate * (1 + sinks):
             self._switched.add(now)
             self._next_probe_at = now + self._knobs.probe_least_s
             detail = f"{home.rate:.1f} to {base.rate:.1f} tokens/s expected"

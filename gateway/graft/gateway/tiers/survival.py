@@ -5,7 +5,6 @@ Counts that fade with every round. Knows rounds; knows no cost and no clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,7 +118,7 @@ class Survival:
             else:
                 prior = crowd.first[depth - 1]
                 if depth > 1:
-                    prior = min(0.98, prior * math.sqrt(former / crowd_former))
+                    prior = min(0.98, prior * former / crowd_former)
                 crowd_former = crowd.first[depth - 1]
                 strength = _OWN_PRIOR * self._trust * weight
             former = (prior * strength + self._hits[depth]) / (strength + self._tries[depth])
