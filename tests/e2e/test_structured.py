@@ -263,11 +263,11 @@ async def test_a_killed_replica_changes_no_structured_text(model: Path, tmp_path
     wanted = {"type": "string", "pattern": "^[a-z]{400}$"}
     processes, ports = [], []
     for number in range(2):
-        log = (tmp_path / f"verify-{number}.log").open("wb")
         port = _free_port()
         command = [sys.executable, "-m", "graft.cli.main", "verify", "--model", str(model)]
         words = [*command, "--port", str(port), "--threads", "1", "--kv-tokens", "16384"]
-        processes.append(await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log))
+        with (tmp_path / f"verify-{number}.log").open("wb") as log:
+            processes.append(await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log))
         ports.append(f"127.0.0.1:{port}")
     try:
         await asyncio.gather(*map(_serving, ports))
