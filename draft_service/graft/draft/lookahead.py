@@ -7,6 +7,7 @@ the likeliest go first, whatever their round. Knows credits and probabilities; k
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from graft.draft.credits import Credits
 from graft.draft.foresee import Trust, outcomes
 from graft.draft.proposers.base import Seat
 
-_LEAST_LOG = math.log(0.015)
+_LEAST_LOG = math.log(0.004)
 _MAX_CANDIDATES = 256
 _COVERAGE = 0.8
 _COVERAGE_SHARE = 0.05
@@ -31,12 +32,14 @@ class Ahead:
 
     log: of the probability that verify comes to stand there. seat: a proposer's branch that stands
     there; None before it was made. tree: what was pushed for it; None when there was nothing.
+    old: a commit came since that nobody foresaw. It may still come true, by another way.
     """
 
     tokens: Path
     log: float
     seat: Seat | None = None
     tree: Tree | None = None
+    old: bool = False
 
     @property
     def num_drafted(self) -> int:
@@ -91,19 +94,21 @@ class Outlook:
 
     @property
     def num_prepared(self) -> int:
-        """Outcomes that are prepared and may still come true."""
-        return len(self._prepared)
+        """Outcomes that are prepared, without old ones."""
+        return sum(not ahead.old for ahead in self._prepared.values())
 
     @property
     def wants_work(self) -> bool:
         """True when another outcome is worth a tree, or the root was not looked at."""
-        return not self.seen or (bool(self._candidates) and self._room > 0)
+        return not self.seen or (self._room > 0 and bool(self.best(1)))
 
     def restart(self, tree: Tree | None) -> None:
         """The proposer has answered the committed prefix with `tree`; what is prepared stays."""
         self.root.tree = tree
         self.seen = False
         self._candidates.clear()
+        for ahead in self._prepared.values():
+            ahead.old = True
 
     def renew(self) -> None:
         """The root is to be looked at anew; outcomes of prepared prefixes stay."""
@@ -123,7 +128,7 @@ class Outlook:
         for outcome in found:
             tokens, log = (*ahead.tokens, *outcome.tokens), scale + outcome.log
             known = self._candidates.get(tokens)
-            if tokens in self._prepared or log < _LEAST_LOG:
+            if tokens in self._prepared:
                 continue
             if known is None or known.log < log:
                 self._candidates[tokens] = Candidate(tokens, log, ahead)
@@ -134,7 +139,8 @@ class Outlook:
     def best(self, count: int) -> list[Candidate]:
         """Up to `count` outcomes to prepare next, the likeliest first, within budget and credit."""
         room = max(0, min(self._room, count))
-        return sorted(self._candidates.values(), key=_likelier)[:room]
+        likely = (one for one in self._candidates.values() if one.log >= _LEAST_LOG)
+        return heapq.nsmallest(room, likely, key=_likelier)
 
     @property
     def _room(self) -> int:
@@ -142,7 +148,7 @@ class Outlook:
         if self._bytes_left <= 0:
             return 0
         held = self.credits.num_held
-        return min(self.budget - len(self._prepared), self.credits.max_trees - held)
+        return min(self.budget - self.num_prepared, self.credits.max_trees - held)
 
     def skip(self, candidate: Candidate) -> None:
         """The outcome cannot be prepared."""
