@@ -61,7 +61,7 @@ test-all: setup  ## every test that this machine can run
 	$(BIN)/python -m pytest -q -m 'not gpu'
 
 docs: setup  ## build the documentation into build/site
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 up: setup  ## serve the embedded model on http://127.0.0.1:8000
 	@echo $$$$ > $(VENV)/up.pid; exec $(BIN)/graft up $(ARGS)

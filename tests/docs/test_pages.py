@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +76,8 @@ async def test_every_metric_of_running_services_is_there(pages: ModuleType, tmp_
         ]
     for text in texts:
         for family in text_string_to_metric_families(text):
+            if family.name.endswith("_created"):  # when counting began; the client adds it
+                continue
             name = f"{family.name}_total" if family.type == "counter" else family.name
             assert name in told, name
 
@@ -83,6 +86,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
         cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
         timeout=110,

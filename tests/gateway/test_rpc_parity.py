@@ -10,7 +10,13 @@ import grpc.aio
 import pytest
 
 from graft.common.channel import open_channel
-from graft.gateway.request import ChatMessage, ChatRequest, CompletionRequest
+from graft.gateway.request import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SpeculationField,
+)
+from graft.gateway.rpc_fields import option_fields
 from graft.testing import scripted
 from graft.testing.baseline import plain_tokens
 from graft.testing.cluster import Cluster, running_cluster
@@ -54,6 +60,10 @@ def test_every_field_of_rest_has_its_place(model: type[ChatRequest], message: An
     assert wanted - known == set()
 
 
+def test_every_field_of_a_tier_has_its_place() -> None:
+    assert set(SpeculationField.model_fields) == set(pb.TierWish.DESCRIPTOR.fields_by_name)
+
+
 def test_every_field_of_a_message_has_its_place() -> None:
     assert set(ChatMessage.model_fields) - TOOLS <= set(pb.ChatMessage.DESCRIPTOR.fields_by_name)
 
@@ -67,6 +77,13 @@ def test_a_streamed_request_has_the_fields_of_one_that_is_not(one: Any, other: A
         return [(field.name, field.number) for field in message.DESCRIPTOR.fields]
 
     assert shape(one) == shape(other)
+
+
+def test_a_prediction_and_a_tier_mean_what_they_mean_over_rest() -> None:
+    wish = pb.TierWish(proposer="ngram", lookahead=2)
+    fields = option_fields(pb.GenerationOptions(prediction="so it goes", speculation_tier=wish))
+    assert fields["prediction"] == {"content": "so it goes"}
+    assert fields["speculation"] == {"proposer": "ngram", "lookahead": 2}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ _PLAIN = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids",
     "include_stop", "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "n", "logprobs", "top_logprobs", "keep_special_tokens",
-    "cache_salt", "accept_rule", "threshold_single", "threshold_acc", "trace_rounds", "regex",
+    "cache_salt", "accept_rule", "threshold_single", "threshold_acc", "trace_rounds", "prediction",
+    "regex",
     "ebnf",
 )  # fmt: skip
 
@@ -34,6 +35,7 @@ class Wish:
     num_steps: int | None = None
     topk: int | None = None
     num_draft_tokens: int | None = None
+    lookahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Options:
     """How text is written; what is None is the server's choice.
 
     speculation: ``"auto"``, ``"off"``, a proposer's name, or a tier.
+    prediction: what the text is expected to be; it speeds the text up and never changes it.
     trace_rounds: have every round with its tree in the answer.
     json_schema, json_object, regex, ebnf: what the text is held to, at most one of them.
     template: arguments of the chat template.
@@ -71,6 +74,7 @@ class Options:
     threshold_single: float | None = None
     threshold_acc: float | None = None
     trace_rounds: bool = False
+    prediction: str = ""
     json_object: bool = False
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -105,6 +109,7 @@ class Options:
                     num_steps=wish.num_steps,
                     topk=wish.topk,
                     num_draft_tokens=wish.num_draft_tokens,
+                    lookahead=wish.lookahead,
                 )
             )
         return message

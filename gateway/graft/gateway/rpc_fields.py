@@ -102,6 +102,8 @@ def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
                 if wish.HasField(part):
                     tier[part] = getattr(wish, part)
             fields["speculation"] = tier
+    if options.prediction:
+        fields["prediction"] = {"content": options.prediction}
     fields.update(_grammar_fields(options))
     return fields
 
