@@ -56,12 +56,14 @@ def test_verify_times_between_two_sizes_are_on_a_line_and_follow_the_context() -
     assert longer is not None and longer[1] > curve[1]
 
 
-def test_a_late_tree_makes_its_tier_late_from_then_on() -> None:
+def test_two_late_trees_make_their_tier_late_from_then_on() -> None:
     costs = Costs(0.05)
     costs.add(seen(), CHAIN)
     rated = rate(CHAIN, Survival(50).chances(8), costs, LOAD)
     assert rated is not None and rated.tokens > 1
-    assert costs.add(seen(0, num_drafted=0, depth=0, missing=LATE), CHAIN)
+    late_round = seen(0, num_drafted=0, depth=0, missing=LATE)
+    assert not costs.add(late_round, CHAIN)
+    assert costs.add(late_round, CHAIN)
     late = rate(CHAIN, Survival(50).chances(8), costs, LOAD)
     assert late is not None and late.tokens == 1
 

@@ -17,6 +17,7 @@ _FLOOR_S = 0.001
 _CONTEXT_STEP = 512
 _HIT_PRIOR = 0.6
 _LATE_SHARE = 0.95
+_LATE_FACTOR = 2.0
 _SURPRISE = 0.15
 _FACTOR_SHARE = 0.02
 
@@ -28,9 +29,13 @@ class VerifyTable:
         self._table: dict[int, Gauge] = {}
         self._factors: dict[int, float] = {}
         self._curves: dict[tuple[int, int, int], list[float]] = {}
+        self.surprised = False
 
     def add(self, rows: int, context: int, seconds: float) -> bool:
-        """Takes a measurement; True when an estimate jumped, or was never right."""
+        """Takes a measurement; True when an estimate jumped. One may be chance, so that a first
+        one that is not as guessed only sets `surprised`.
+        """
+        self.surprised = False
         table, span = self._table, _range_of(context)
         factor = self._factors.setdefault(span, self._factor(span))
         bucket = _ROWS[min(bisect_left(_ROWS, rows), len(_ROWS) - 1)]
@@ -41,7 +46,8 @@ class VerifyTable:
             gauge = table[bucket] = Gauge(_FLOOR_S)
             gauge.add(level_s)
             self._curves.clear()
-            return abs(level_s - guessed) > _SURPRISE * guessed
+            self.surprised = abs(level_s - guessed) > _SURPRISE * guessed
+            return False
         before = gauge.get(level_s)
         if before > 0:
             ratio = min(max(level_s / before, 0.5), 2.0)
@@ -98,22 +104,17 @@ def _interpolated(table: dict[int, Gauge], rows: int) -> float:
     if at < len(known) and known[at] == rows:
         return table[rows].get(0.0)
     if at == 0:
-        return table[known[0]].get(0.0) * _shape(rows) / _shape(known[0])
+        return table[known[0]].get(0.0)  # hardly less, until it is known
     low = known[at - 1]
     low_s = table[low].get(0.0)
     if at == len(known):
-        slope = low_s * _SHAPE_SLOPE / _shape(low)
+        slope = low_s * _SHAPE_SLOPE
         if at >= 2:
             former = known[at - 2]
             slope = max(slope, (low_s - table[former].get(0.0)) / (low - former))
         return low_s + slope * (rows - low)
     high = known[at]
     return low_s + (table[high].get(0.0) - low_s) * (rows - low) / (high - low)
-
-
-def _shape(rows: int) -> float:
-    """How a forward is thought to grow with its rows before anything else is known."""
-    return 1.0 + _SHAPE_SLOPE * (rows - 1)
 
 
 class DraftCosts:
@@ -123,27 +124,32 @@ class DraftCosts:
         self.wire = Gauge(_FLOOR_S)
         self.hidden = Gauge(_FLOOR_S)
         self._unit = Gauge(_FLOOR_S / 4)
+        self._lates = 0
 
     @property
     def known(self) -> bool:
         """True once a tree of it has been waited for."""
         return self._unit.num_seen > 0
 
-    def add(self, seen: Seen, tier: Tier) -> bool:
+    def add(self, seen: Seen, tier: Tier, *, believe: bool = False) -> bool:
         """Takes a round with a tree, or one whose tree was empty; True when an estimate jumped."""
         depth = seen.depth or 1
         jumped = False
+        self._lates = 0
         if not seen.missing:
-            jumped = self._unit.add(seen.draft_s / _steps(depth, tier.topk))
+            jumped = self._unit.add(seen.draft_s / _steps(depth, tier.topk), believe=believe)
         if tier.lookahead:
-            return self.hidden.add(seen.wait_s) or jumped
-        return self.wire.add(max(0.0, seen.wait_s - seen.draft_s)) or jumped
+            return self.hidden.add(seen.wait_s, believe=believe) or jumped
+        return self.wire.add(max(0.0, seen.wait_s - seen.draft_s), believe=believe) or jumped
 
     def add_late(self, tier: Tier, deadline_s: float) -> bool:
-        """A tree did not come in `deadline_s`: drafting takes at least that."""
+        """A tree did not come in `deadline_s`; after two of them, drafting takes at least that."""
+        self._lates += 1
+        if self._lates < 2:
+            return False
         least = max(deadline_s - self.wire.get(0.0), 0.5 * deadline_s)
         if self.draft_s(tier.num_steps, tier.topk) < least:
-            self._unit.set(1.1 * least / _steps(tier.num_steps, tier.topk))
+            self._unit.set(_LATE_FACTOR * least / _steps(tier.num_steps, tier.topk))
             return True
         return False
 
@@ -178,6 +184,7 @@ class Costs:
 
     plain_seen_at: when a round without drafts was last timed.
     last: the tier that a session there was given last.
+    next_try_at: when a session at tier 0 there means to draft again.
     wait_jumped: the tree of the round taken last took another time than was thought.
     """
 
@@ -185,6 +192,7 @@ class Costs:
         self.plain_seen_at = -1e9
         self.last: Tier | None = None
         self.wait_jumped = False
+        self.next_try_at = float("inf")
         self.deadline_s = deadline_s
         self.verify = VerifyTable()
         self.drafts: dict[str, DraftCosts] = {}
@@ -197,7 +205,7 @@ class Costs:
             found = self.drafts[proposer] = DraftCosts()
         return found
 
-    def add(self, seen: Seen, tier: Tier | None) -> bool:
+    def add(self, seen: Seen, tier: Tier | None, *, believe: bool = False) -> bool:
         """Takes a round drafted at `tier`, None for one that no drafter had a part in.
 
         True when an estimate jumped, so that a decision is due.
@@ -210,7 +218,7 @@ class Costs:
         if seen.missing == LATE:
             self.wait_jumped = self.draft(tier.proposer).add_late(tier, self.deadline_s)
         elif not seen.missing or seen.missing == EMPTY:
-            self.wait_jumped = self.draft(tier.proposer).add(seen, tier)
+            self.wait_jumped = self.draft(tier.proposer).add(seen, tier, believe=believe)
         return jumped or self.wait_jumped
 
     def too_late(self, wait_s: float) -> bool:

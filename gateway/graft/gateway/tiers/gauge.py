@@ -18,8 +18,11 @@ class Gauge:
         self.floor = floor
         self._odd: float | None = None
 
-    def add(self, seen: float) -> bool:
-        """Takes a measurement; True when the estimate jumped."""
+    def add(self, seen: float, *, believe: bool = False) -> bool:
+        """Takes a measurement; True when the estimate jumped.
+
+        believe: one outlier is enough, since there may be no second measurement for long.
+        """
         self.num_seen += 1
         value = self.value
         if value is None:
@@ -30,6 +33,10 @@ class Gauge:
             self._odd = None
             self.value = value + _SHARE * (seen - value)
             return False
+        if believe:
+            self._odd = None
+            self.value = seen
+            return True
         odd, self._odd = self._odd, seen
         if odd is not None and (odd > high) == (seen > high):
             self._odd = None

@@ -31,7 +31,7 @@ class Knobs:
 
     interval: int = 8
     dwell: int = 8
-    margin: float = 0.05
+    margin: float = 0.03
     margin_more: float = 0.04
     margin_window_s: float = 60.0
     pays: float = 0.03
@@ -54,6 +54,7 @@ _PROBE_DEPTH = 3
 _PATIENCE = 4
 _PROMISING = 0.95
 _CLEAR = 0.25
+_RETURN_MORE = 0.05
 _WORTH = 0.9
 _STALE_SHARE = 0.5
 _CROWD_SHARE = 0.5
@@ -63,7 +64,6 @@ _DEBT_ROUNDS = 8
 _MOST_LOSS_S = 0.06
 _FRESH_S = 2.0
 _DOUBT = 0.25
-_DOUBT_AT_FIRST = 1.5
 _EARLY = (2, 4, 6)
 _SCANT_ROUNDS = 8
 _SCANT_SINKS = 0.15
@@ -201,7 +201,8 @@ class GoodputPilot:
             self._drafter = self.tier.proposer
             self._next_probe_at = now
         else:
-            self._next_probe_at = now + self._first_pause_s(now)
+            planned = max(now + _FIRST_PROBE_S, self._costs.next_try_at)
+            self._next_probe_at = min(now + self._first_pause_s(now), planned)
         for name, own in self._own.items():
             if name != self._drafter:
                 new = not shared.crowd(name).num_rounds
@@ -213,7 +214,10 @@ class GoodputPilot:
         self._quiet += 1
         self.load = Load(self._smooth_sessions(seen.num_sessions), seen.context)
         by = self._drafted_at(seen)
-        cause = "cost" if self._costs.add(seen, by) else ""
+        believe = self._probe is not None
+        cause = "cost" if self._costs.add(seen, by, believe=believe) else ""
+        if self._costs.verify.surprised:
+            self._quiet = max(self._quiet, self._knobs.interval - 2)
         if self._costs.wait_jumped and by is not None and seen.wait_s > seen.forward_s / 3:
             self._own[by.proposer].change.beware()
         if by is not None and seen.missing in ("", EMPTY):
@@ -388,7 +392,8 @@ class GoodputPilot:
             if self.tier.off:
                 return None
             new = self._shared.crowd(self.tier.proposer).num_rounds < _SCANT_ROUNDS
-            sinks = _SCANT_SINKS if new else knobs.sinks
+            late = self._switched.late(now, knobs.margin_window_s)
+            sinks = _SCANT_SINKS if new else knobs.sinks + min(0.01 * late, 0.02)
             if cause != "acceptance" and base.rate < current.rate * (1 + sinks):
                 return None
             return self._switch(_off(self.tier), cause or "pays_not", current, base, now)
@@ -405,7 +410,7 @@ class GoodputPilot:
         if tier.off:
             self._failures = 0
             pause_s = self._knobs.probe_least_s if reason == "acceptance" else self._pause_s(now)
-            self._next_probe_at = now + pause_s
+            self._next_probe_at = self._costs.next_try_at = now + pause_s
         return self._change(tier, reason, detail, probe=False)
 
     def _margin(self, now: float) -> float:
@@ -499,9 +504,10 @@ class GoodputPilot:
         if now - self._costs.plain_seen_at < self._knobs.rival_most_s:
             return None
         current, base = self._rate_of(self.tier), plain(self._costs, self.load)
-        never = self._costs.plain_seen_at < 0
-        doubt = _DOUBT_AT_FIRST if never else _DOUBT
-        if current is None or base is None or current.rate > base.rate * (1 + doubt):
+        known = self._costs.plain_seen_at >= 0
+        if current is None or base is None:
+            return None
+        if known and current.rate > base.rate * (1 + _DOUBT):
             return None
         self._probe = _Probe(None, self.tier, current.rate, 1)
         detail = f"{base.rate:.1f} tokens/s guessed without drafts"
@@ -540,6 +546,8 @@ class GoodputPilot:
         if found is None or home is None or not probe.seen:
             return self._give_up(probe, now)
         margin = self._margin(now)
+        if probe.home.off:
+            margin += _RETURN_MORE * min(self._switched.late(now, self._knobs.margin_window_s), 4.0)
         if probe.seen < _PROBE_MOST_ROUNDS:
             margin = max(margin, _CLEAR)
         paid = probe.tokens >= probe.seconds * base.rate
@@ -570,9 +578,13 @@ class GoodputPilot:
         if probe.home.off:
             self._failures += 1
             wait_s *= 1.5 ** min(self._failures, 4)
-            if self._shared.crowd(probe.offer.name).num_rounds < 3 * _SCANT_ROUNDS:
+            if (
+                self._failures == 1
+                and self._shared.crowd(probe.offer.name).num_rounds < _SCANT_ROUNDS
+            ):
                 wait_s = min(wait_s, knobs.probe_least_s)
             self._next_probe_at = now + min(max(wait_s, knobs.probe_least_s), knobs.probe_most_s)
+            self._costs.next_try_at = self._next_probe_at
         else:
             own.failures += 1
             wait_s *= 2.0 ** min(own.failures, 5)
