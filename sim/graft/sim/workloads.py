@@ -83,7 +83,7 @@ WORKLOADS = (
     _steady("code-near", CODE, 0.5, 1),
     _steady("chat-near", CHAT, 0.5, 1),
     _steady("free-far", FREE, 25, 1),
-    _steady("code-far", CODE, 25, 1),
+    _steady("code-far", CODE, 25, 1, 28.0),
     _steady("chat-batch-8", CHAT, 0.5, 8),
     _steady("hopeless", WORSE, 1, 1),
     _steady("code-q4", CODE, 0.5, 1, 6.0, q4=True),

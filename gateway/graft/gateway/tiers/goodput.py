@@ -66,7 +66,7 @@ _FRESH_S = 2.0
 _DOUBT = 0.25
 _EARLY = (2, 4, 6)
 _SCANT_ROUNDS = 8
-_SCANT_SINKS = 0.15
+_SCANT_SINKS = 0.3
 
 
 class Goodput:
