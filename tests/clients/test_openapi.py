@@ -87,7 +87,7 @@ async def asked(folder: Path, num_cases: int) -> Counter[int]:
     return statuses
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_two_hundred_made_up_requests_are_answered(tmp_path: Path) -> None:
     statuses = await asked(tmp_path, 200)
     assert sum(statuses.values()) >= 150 and statuses[200] > 0 and statuses[400] > 0

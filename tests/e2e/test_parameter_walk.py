@@ -131,7 +131,7 @@ async def test_no_field_makes_speculation_show(route: str, fields: Fields, tmp_p
         answered = await walker.walk(route, walk.alone(fields))
         bodies = walk.covering(offered(fields, answered))
         assert await walker.walk(route, bodies) == bodies
-        assert walker.accepted["perfect"] > 0.8 * walker.drafted["perfect"] > 0
+        assert walker.accepted["perfect"] > 0.5 * walker.drafted["perfect"] > 0
         assert walker.drafted["always_wrong"] > 0 == walker.accepted["always_wrong"]
         assert walker.drafted["ngram"] > 0 and walker.drafted["eagle3"] > 0
         assert not await walker.walk(route, [dict(fragment) for fragment in walk.REFUSED])

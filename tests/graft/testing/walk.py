@@ -110,7 +110,7 @@ REFUSED: Sequence[Fragment] = (
     {"max_completion_tokens": 5000},
     {"response_format": {"type": "poem"}},
     {"regex": "("},
-    {"ebnf": "root ::="},
+    {"ebnf": "root ::= missing"},
 )
 FORCED: Sequence[Fragment] = (
     {"tools": [TOOL], "tool_choice": "required"},
