@@ -53,6 +53,12 @@ class UpSettings(Settings):
     speculation: str | None = Field(
         None, description="How requests that do not say are speculated: auto, off or a proposer."
     )
+    tiers: str | None = Field(
+        None, description="Who chooses tiers of requests that name none: fixed, field or goodput."
+    )
+    tier_config: str | None = Field(
+        None, description="For tiers=field: a preset's name or an SGLang JSON file."
+    )
     draft: bool = Field(True, description="Start a draft service.")
     proposers: list[str] = Field(
         [], description="Proposers of the draft service; the first is the default."
@@ -147,6 +153,8 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         "model": settings.model,
         "served_name": settings.served_name,
         "speculation": settings.speculation if settings.draft else "off",
+        "tiers": settings.tiers,
+        "tier_config": settings.tier_config,
         "insecure": settings.insecure or None,
     }
     gateway = _loaded(
