@@ -184,6 +184,14 @@ async def test_what_needs_a_store_is_refused_by_name(front: Front, field: str, v
     assert response.json()["error"]["param"].split("[")[0].split(".")[0] == field
 
 
+async def test_half_characters_are_not_echoed(front: Front) -> None:
+    for field, value in (("metadata", {"a": "\ud83d"}), ("user", "\ud83d")):
+        content = json.dumps({"input": PROMPT, field: value}).encode()
+        response = await front.client.post("/v1/responses", content=content)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == field
+
+
 async def test_a_failure_after_the_first_byte_is_an_error_event(tmp_path: Path) -> None:
     async def fail(done: int) -> None:
         if done > 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ _OWN = frozenset(
     "input instructions tools tool_choice text metadata max_output_tokens top_logprobs include "
     "store previous_response_id conversation background prompt truncation".split()
 )
+_ECHOED = ("instructions", "metadata", "text", "tool_choice", "tools", "user")
 _MAX_METADATA = 16
 
 
@@ -77,6 +79,11 @@ class ResponsesRequest(GenerationFields):
         options = self.stream_options
         if options is not None and (options.model_extra or {}).get("include_obfuscation"):
             raise Unsupported("obfuscation of streams is not offered", field="stream_options")
+        for name in _ECHOED:
+            try:
+                json.dumps(self.model_dump(include={name}), ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise InvalidArgument(f"{name} holds half a surrogate pair", field=name) from None
 
     @property
     def wants_logprobs(self) -> bool:
