@@ -10,6 +10,7 @@ Knows ways to draft and their counts; knows no checkpoint and starts no service.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ from graft.common.errors import GraftError
 CHAIN_OF_4 = {"num_steps": 4, "topk": 1, "num_draft_tokens": 5}
 TREE_OF_24 = {"num_steps": 7, "topk": 8, "num_draft_tokens": 24}
 OWN_TIER: Mapping[str, int] = {}
+
+_START_S = 300.0
+_ASK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,8 @@ async def measure(
     """
     measured = []
     async with Client(url, connections=clients + 1) as client:
+        for drafter in dict.fromkeys(way.drafter for way in ways):
+            await _drafting(client, drafter)
         for number, way in enumerate(ways):
             counted: list[Counted | None] = [None] * len(prompts)
             names: list[str] = []
@@ -256,7 +262,7 @@ async def measure(
                         {"proposer": way.drafter, **way.tier},
                         f"{salt}-{place}",
                     )
-                    record = (await client.ask(question))["metrics"]["speculative_decoding"]
+                    record = await _record(client, question)
                     names.append(way.name(record["tier"]))
                     counted[place] = Counted.of(prompt.category, record)
                     if on_answer is not None:
@@ -271,6 +277,32 @@ async def measure(
             answers = tuple(one for one in counted if one is not None)
             measured.append(Measured(way.drafter, names[0], answers))
     return Acceptance(tuple(measured), max_tokens, dict(absent or {}))
+
+
+async def _drafting(client: Client, drafter: str) -> None:
+    """Waits until a draft service has the drafter: it may still load when the gateway is ready."""
+    until = time.monotonic() + _START_S
+    question = Question("Hello", 2, speculation={"proposer": drafter})
+    while True:
+        try:
+            await _record(client, question)
+            return
+        except _Undrafted:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_ASK_S)
+
+
+class _Undrafted(GraftError):
+    """An answer that was not speculated, and why."""
+
+
+async def _record(client: Client, question: Question) -> Any:
+    """What speculation did for one answer."""
+    record = (await client.ask(question))["metrics"]["speculative_decoding"]
+    if record["tier"] is None:
+        raise _Undrafted(f"nothing drafts: {record.get('inactive_reason', 'no reason is given')}")
+    return record
 
 
 def _line(one: Measured) -> tuple[float | int, ...]:
