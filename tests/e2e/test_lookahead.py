@@ -26,6 +26,7 @@ WRITERS: dict[str, Any] = {
     "standalone": lambda folder, target: write_tiny_model(folder, layers=2),
     "eagle": lambda folder, target: write_eagle(folder, target),
     "eagle3": lambda folder, target: write_eagle3(folder, target),
+    "merged": lambda folder, target: write_eagle3(folder, target),
 }
 
 
@@ -37,7 +38,7 @@ async def cluster_of(
     flags: dict[str, Any] = {}
     if (write := WRITERS.get(name)) is not None:
         flags = {
-            "proposers": [name],
+            "proposers": ["merged=eagle3+ngram" if name == "merged" else name],
             "draft_model_path": str(write(tmp_path / "draft", target)),
             "model": str(target),
         }
