@@ -21,6 +21,7 @@ from graft.testing.scripted_verify import Script, ScriptedVerify
 
 PROMPT = "Say it."
 SETTINGS: dict[str, Any] = {
+    "tiers": "fixed",
     "port": 0,
     "grpc_port": 0,
     "poll_s": 0.05,
