@@ -173,9 +173,12 @@ async def _measure(
     if start.config is not None:
         content = yaml.safe_load(start.config.read_text()) or {}
     content["draft"] = {**(content.get("draft") or {}), **lineup.draft_settings}
+    # Trees are to be what was asked for, whatever they cost.
+    content["verify"] = {**(content.get("verify") or {}), "trim_trees": False}
     content["gateway"] = {
         **(content.get("gateway") or {}),
         "tree_deadline_ms": _TREE_DEADLINE_MS,
+        "tiers": "fixed",
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "acceptance.yaml"
