@@ -33,6 +33,10 @@ class Gauge:
             self._odd = None
             self.value = value + _SHARE * (seen - value)
             return False
+        if self.num_seen == 2:
+            # One of the first two is odd; delays are commoner than miracles.
+            self.value = min(value, seen)
+            return True
         if believe:
             self._odd = None
             self.value = seen

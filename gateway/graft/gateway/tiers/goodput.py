@@ -52,6 +52,7 @@ _RIVAL_ROUNDS = 4
 _PROBE_MOST_ROUNDS = 6
 _PROBE_DEPTH = 3
 _PATIENCE = 4
+_ODD = 1.2
 _PROMISING = 0.95
 _CLEAR = 0.25
 _RETURN_MORE = 0.05
@@ -540,6 +541,10 @@ class GoodputPilot:
             return None
         base = plain(self._costs, self.load)
         if probe.offer is None or base is None:
+            home = self._rate_of(probe.home)
+            odd = base is not None and home is not None and base.seconds > _ODD * home.seconds
+            if odd and probe.seen < _PROBE_ROUNDS + 1:
+                return None  # fewer rows cannot take so much longer; look again
             return self._end_plain_try(probe, now)
         found = self._best([probe.offer])
         home = base if probe.home.off else self._rate_of(probe.home)
