@@ -13,12 +13,12 @@ MAX_MATCH = 32
 
 
 class Place(NamedTuple):
-    """index: of the predicted token that comes next. length: tokens that match before it.
+    """following: of the predicted token that comes next. length: tokens that match before it.
 
     A text that has followed the prediction from its beginning matches `MAX_MATCH`.
     """
 
-    index: int
+    following: int
     length: int
 
 
@@ -72,5 +72,5 @@ class Follower:
                 self._index += 1
                 continue
             found = align(self._prediction, np.asarray(self._text, np.int32))
-            self._index = found.index if found.length else size
+            self._index = found.following if found.length else size
         return self.num_accepted - before
