@@ -30,7 +30,7 @@ class Predictions:
         if mirror.prediction is None or tier.off or mirror.sampling.compares_probs:
             return tree
         place = self._place(mirror)
-        ahead = mirror.prediction[place.following : place.index + tier.num_steps]
+        ahead = mirror.prediction[place.following : place.following + tier.num_steps]
         if not place.length or not len(ahead):
             return tree
         own = self._survival.scored(chain([mirror.prefix.root, *ahead.tolist()]), place.length)
