@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import torch
 
-from graft.draft.server import make_proposers
+from graft.draft.server import PROPOSERS, make_proposers
 from graft.draft.settings import DraftSettings
 from graft.testing.demo import DEMOS, TARGET, write_demo
 
@@ -14,12 +15,16 @@ from graft.testing.demo import DEMOS, TARGET, write_demo
 def test_every_demo_checkpoint_loads_as_its_command_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     commands = write_demo(tmp_path)
-    assert len(commands) == len(DEMOS)
+    assert {demo.proposer for demo in DEMOS} == set(PROPOSERS)
     for demo, command in zip(DEMOS, commands, strict=True):
-        word, *switches = command.split("--proposers ")[1].split()
-        assert word == f"{demo.proposer}={tmp_path / demo.folder}"
-        flags = {"proposers": [word], "model": str(tmp_path / TARGET)}
+        words = shlex.split(command)
+        start = words.index("graft")
+        variables = dict(word.split("=") for word in words[:start])
+        flags = {name.removeprefix("GRAFT_DRAFT_").lower(): int(n) for name, n in variables.items()}
+        _, up, _, model, _, proposers, *switches = words[start:]
+        assert (up, model) == ("up", str(tmp_path / TARGET))
         flags |= {switch.removeprefix("--").replace("-", "_"): True for switch in switches}
-        (made,) = make_proposers(DraftSettings.load(None, flags))
-        assert made.name == demo.proposer
-        assert made.describe().default_tier.num_draft_tokens > 1
+        named = {"proposers": proposers.split(","), "model": model}
+        made = make_proposers(DraftSettings.load(None, {**named, **flags}))
+        assert made[0].name == demo.proposer
+        assert made[0].describe().default_tier.num_draft_tokens > 1
