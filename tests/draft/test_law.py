@@ -85,6 +85,28 @@ def test_rows_of_different_laws_do_not_mix() -> None:
         torch.testing.assert_close(alone.probs[0], together.probs[i])
 
 
+@pytest.mark.parametrize("width", [2047, 2048, 8192])
+def test_the_children_of_wide_rows_are_the_likeliest_of_all(width: int) -> None:
+    rows = torch.from_numpy(np.random.default_rng(3).standard_normal((5, width)).astype(np.float32))
+    rows[1, 100] = rows[1, width - 1] = 9.0
+    rows[2, 5:] = float("-inf")
+    plain = RowLaw(Sampling(), Noise(0, width, None), 5)
+    children = best_children(rows, [plain] * 5, 6)
+    probs = torch.log_softmax(rows.double(), dim=1).exp()
+    best = torch.topk(probs, 6, dim=1).values.float()
+    torch.testing.assert_close(children.probs, best)
+    torch.testing.assert_close(probs.gather(1, children.index).float(), best)
+
+
+def test_neighbours_that_share_a_law_get_its_noise_and_others_do_not() -> None:
+    shared, other = law(Sampling(temperature=1.0, seed=9), 5), law(Sampling(), 5)
+    rows, laws = logits(5, 8), [shared, shared, other, shared, other]
+    together = best_children(rows, laws, 3)
+    for i, one in enumerate(laws):
+        alone = best_children(rows[i : i + 1], [one], 3)
+        assert torch.equal(alone.index[0], together.index[i])
+
+
 @pytest.mark.parametrize(
     "rule", [AcceptRule.ACCEPT_RULE_TARGET_ONLY, AcceptRule.ACCEPT_RULE_REJECTION]
 )

@@ -119,11 +119,11 @@ class Growth:
             logits: [stems, draft vocab], then [stems * topk, draft vocab].
         """
         depth = len(self._levels) + 1
-        laws = [
-            RowLaw(stem.sampling, stem.noise, stem.prefix_length - 1 + depth)
-            for stem in self.stems
-            for _ in range(len(logits) // len(self.stems))
-        ]
+        beams_of = len(logits) // len(self.stems)
+        laws: list[RowLaw] = []
+        for stem in self.stems:
+            law = RowLaw(stem.sampling, stem.noise, stem.prefix_length - 1 + depth)
+            laws += [law] * beams_of
         if self.drawn:
             vocab_size = min(stem.vocab_size for stem in self.stems)
             children, drawn = draw_children(logits, laws, self._token_ids, vocab_size, depth - 1)
