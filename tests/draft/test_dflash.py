@@ -29,7 +29,7 @@ from graft.testing.bits import agree
 from graft.testing.dense_dflash import DenseDflash
 from graft.testing.dflash_checkpoints import DFLASH_LAYOUTS, write_dflash
 from graft.testing.lockstep import Lockstep, Script
-from graft.testing.models import write_tiny_model
+from graft.testing.models import IM_END, write_tiny_model
 from graft.testing.plain import Plain
 
 BLOCK = Tier("dflash", num_steps=5, topk=1, num_draft_tokens=6)
@@ -136,6 +136,16 @@ def test_a_side_file_gives_the_mask_a_row_of_its_own(
     same_as_dense(path, folder, loaded(path, target, borrowed, pickle=True), target)
     with pytest.raises(GraftError, match=r"mask_embedding.pt is a pickle file"):
         loaded(path, target, borrowed)
+
+
+@pytest.mark.parametrize("layout", ["z-lab", "nested"])
+def test_a_mask_without_an_id_is_found_by_its_spelling(
+    tmp_path: Path, folder: Path, target: Plain, borrowed: Borrowed, layout: str
+) -> None:
+    options = {"mask_token_id": None, "mask_token": "<|im_end|>"}
+    path = write_dflash(tmp_path / "draft", folder, layout, options=options)
+    net = loaded(path, target, borrowed)
+    assert torch.equal(net.weights.mask, borrowed.embedding()[IM_END])
 
 
 def test_a_cut_vocabulary_names_the_targets_tokens(
@@ -300,7 +310,10 @@ def test_wrong_tensors_are_named(
 
 CONFIGS = {
     "DFlash2": ({"architectures": ["DFlash2DraftModel"]}, r"of DFlash2 are not offered"),
-    "no mask": ({"mask_token_id": None}, r"names no mask_token_id and has no mask_embedding\.pt"),
+    "no mask": (
+        {"mask_token_id": None},
+        r"names no mask_token_id and has no mask_embedding\.pt, .* has no token <\|MASK\|>",
+    ),
     "mask outside": ({"mask_token_id": 320}, r"mask_token_id 320, the target's embedding ends"),
     "layer": ({"target_layer_ids": [1, 9]}, r"asks for hidden state 10, the target has 0 to 6"),
     "block": ({"block_size": 1}, r"a block of 1 drafts nothing"),

@@ -108,6 +108,17 @@ def tokenizer_digest(folder: Path) -> str:
 
     Two services that agree on it mean the same text by the same ids.
     """
+    digest = hashlib.sha256()
+    try:
+        for token, number in sorted(token_ids(folder).items()):
+            digest.update(token.encode("utf-8", "surrogatepass") + struct.pack("<BI", 0, number))
+    except (AttributeError, TypeError, ValueError, struct.error):
+        raise _without_vocabulary(folder) from None
+    return digest.hexdigest()
+
+
+def token_ids(folder: Path) -> dict[str, int]:
+    """The id of every token in tokenizer.json, as the file spells it; added ones win."""
     content = read_json(folder / "tokenizer.json")
     try:
         vocab = content["model"]["vocab"]
@@ -118,12 +129,13 @@ def tokenizer_digest(folder: Path) -> str:
         )
         for added in content.get("added_tokens") or ():
             pairs[added["content"]] = added["id"]
-        digest = hashlib.sha256()
-        for token, number in sorted(pairs.items()):
-            digest.update(token.encode("utf-8", "surrogatepass") + struct.pack("<BI", 0, number))
-    except (KeyError, TypeError, ValueError, struct.error):
-        raise ModelNotFound(f"{folder / 'tokenizer.json'} holds no vocabulary") from None
-    return digest.hexdigest()
+    except (KeyError, TypeError, ValueError):
+        raise _without_vocabulary(folder) from None
+    return pairs
+
+
+def _without_vocabulary(folder: Path) -> ModelNotFound:
+    return ModelNotFound(f"{folder / 'tokenizer.json'} holds no vocabulary")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from graft.common.model_files import ModelFiles, read_json, resolve, tokenizer_digest
+from graft.common.model_files import ModelFiles, read_json, resolve, token_ids, tokenizer_digest
 from graft.kernels.ops import Linear, Ops
 from graft.models.config import DecoderConfig
 from graft.models.load import read_config
@@ -23,6 +24,7 @@ class Borrowed:
     """A target's files, opened. raw: config.json as it stands."""
 
     name: str
+    folder: Path
     config: DecoderConfig
     raw: dict[str, Any]
     tokenizer_digest: str
@@ -32,6 +34,10 @@ class Borrowed:
     def num_layers(self) -> int:
         """Layers of the target; its last hidden state has this number."""
         return self.config.num_layers
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling; None where the tokenizer has no such token."""
+        return token_ids(self.folder).get(token)
 
     def embedding(self) -> Tensor:
         """[vocab, hidden], float32."""
@@ -63,6 +69,7 @@ def borrow_files(files: ModelFiles) -> Borrowed:
     config = read_config(files)
     return Borrowed(
         name=files.name,
+        folder=files.folder,
         config=config,
         raw=read_json(files.folder / "config.json"),
         tokenizer_digest=tokenizer_digest(files.folder),

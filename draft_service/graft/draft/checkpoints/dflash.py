@@ -35,6 +35,7 @@ from graft.kernels.ops import Ops
 from graft.models.config import SLIDING_ATTENTION, DecoderConfig
 
 _SIDE_FILE = "mask_embedding.pt"
+_MASK_TOKEN = "<|MASK|>"
 _IGNORED = (
     r"t2d",
     r"embed_tokens\.weight",
@@ -61,7 +62,8 @@ class DflashConfig:
     """What config.json says, in our terms.
 
     layers: captured states, in Hugging Face numbering and in order of concatenation.
-    sights: one a layer. mask_token_id: None where only a side file can tell.
+    sights: one a layer. mask_token_id: None where only a side file can tell, for the target's
+        tokenizer has no `mask_token`.
     draft_vocab_size: None shares the target's head.
     """
 
@@ -70,6 +72,7 @@ class DflashConfig:
     sights: tuple[Sight, ...]
     block: DflashBlock
     mask_token_id: int | None
+    mask_token: str
     draft_vocab_size: int | None
 
 
@@ -104,6 +107,9 @@ def dflash_config(config: Mapping[str, Any], target: Borrowed, block_size: int =
             field="dflash_block_size",
         )
     mask = said("mask_token_id")
+    word = str(said("mask_token") or _MASK_TOKEN)
+    if mask is None:
+        mask = target.token_id(word)
     draft_vocab = config.get("draft_vocab_size", 32000) if layered else said("draft_vocab_size")
     return DflashConfig(
         decoder=decoder,
@@ -111,6 +117,7 @@ def dflash_config(config: Mapping[str, Any], target: Borrowed, block_size: int =
         sights=_sights(shape, said, decoder.num_layers),
         block=block,
         mask_token_id=None if mask is None else int(mask),
+        mask_token=word,
         draft_vocab_size=None if draft_vocab in (None, target.config.vocab_size) else draft_vocab,
     )
 
@@ -275,7 +282,8 @@ def _mask(config: DflashConfig, checkpoint: Checkpoint, embedding: Tensor, pickl
     mask = config.mask_token_id
     if mask is None:
         raise ModelNotFound(
-            f"draft checkpoint {name} names no mask_token_id and has no {_SIDE_FILE}"
+            f"draft checkpoint {name} names no mask_token_id and has no {_SIDE_FILE}, and the"
+            f" target's tokenizer has no token {config.mask_token}"
         )
     if not 0 <= mask < len(embedding):
         raise ModelNotFound(
