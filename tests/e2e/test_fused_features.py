@@ -7,13 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graft.common.errors import Unsupported
+from graft.common.feature_codec import encode
 from graft.draft.checkpoints.fuse import write_fused
 from graft.testing.checkpoints import write_eagle, write_eagle3
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
+from graft.v1.features_pb2 import FeatureCodec, FeatureRows
+from graft.v1.verify_pb2 import SessionCommit
 
 LAWS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9, "seed": 11, "top_k": 40}]
 PROMPTS = ["Count to ten.", "The quick brown fox jumps over the lazy dog. " * 4]
@@ -74,6 +78,25 @@ async def test_verify_applies_the_projection_and_text_and_drafting_go_on(tmp_pat
     for name in ("fused", "small"):
         assert [text for text, _, _ in found[name]] == [text for text, _, _ in found["plain"]]
         assert all(drafted > 0 for _, drafted, _ in found[name])
+
+
+def test_a_committed_token_takes_640_bytes_with_all_that_goes_along() -> None:
+    """The row of a state 576 wide in the message of a round that committed one token."""
+    row = np.random.default_rng(0).standard_normal((1, 576)).astype(np.float32)
+    message = SessionCommit(
+        session_id=2**64 - 1,
+        tokens=[49151],
+        prefix_length=8192,
+        prefix_digest=2**64 - 1,
+        accepted_count=1,
+        node_count=24,
+        features=FeatureRows(
+            start_position=8191,
+            row_count=1,
+            payload=encode(row, FeatureCodec.FEATURE_CODEC_INT8).tobytes(),
+        ),
+    )
+    assert 576 < message.ByteSize() <= 640
 
 
 def test_a_checkpoint_without_a_projection_is_named(tmp_path: Path) -> None:
