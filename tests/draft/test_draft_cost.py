@@ -6,6 +6,7 @@ CPU time of the process, on one thread, so that a busy machine changes little.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def round_s(proposer: ModelProposer, tier: Tier, sessions: int) -> float:
 @pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS.keys())
 @pytest.mark.parametrize("quantization", ["none", "q8_0"])
 def test_eight_sessions_cost_less_than_three(
-    checkpoint: Path, quantization: str, tier: Tier, record_property: pytest.RecordProperty
+    checkpoint: Path, quantization: str, tier: Tier, record_property: Callable[[str, object], None]
 ) -> None:
     assert target_config(checkpoint)["hidden_size"] == 576
     flags = {"proposers": [f"eagle3={checkpoint}"], "model": EMBEDDED}

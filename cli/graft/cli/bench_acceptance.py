@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,25 @@ _TRAINED = ("eagle3", "mtp", "dflash")
 _MERGED = "eagle3+ngram"
 
 
+class Features(Enum):
+    """How hidden states travel, and whether verify applies the drafter's projection before."""
+
+    BF16 = "bf16"
+    INT8 = "int8"
+    BF16_FUSED = "bf16-fused"
+    INT8_FUSED = "int8-fused"
+
+    @property
+    def codec(self) -> str:
+        """As --feature-codec takes it."""
+        return self.value.removesuffix("-fused")
+
+    @property
+    def fused(self) -> bool:
+        """True when verify projects."""
+        return self.value != self.codec
+
+
 def run_acceptance(
     model: Model = EMBEDDED,
     eagle3: Annotated[str, typer.Option(help="EAGLE-3 checkpoint; ours by default.")] = "",
@@ -52,6 +72,9 @@ def run_acceptance(
         str, typer.Option(help="Drafters to measure, joined by commas; all by default.")
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, q8_0, q4_1 or auto.")] = "fp32",
+    features: Annotated[
+        Features, typer.Option(help="How hidden states travel; fused ones behind EAGLE-3's fc.")
+    ] = Features.BF16,
     prompts_file: Prompts = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -77,6 +100,11 @@ def run_acceptance(
     lineup = _lineup(model, {"eagle3": eagle3, "mtp": mtp, "dflash": dflash}, wanted)
     for name, why in lineup.absent.items():
         console.print(f"{name} is left out: {why}", highlight=False, markup=False)
+    if features.fused and set(lineup.checkpoints) != {"eagle3"}:
+        raise InvalidArgument(
+            f"features {features.value} needs --only eagle3: verify applies one projection",
+            field="features",
+        )
     if not lineup.ways:
         raise InvalidArgument("no drafter is left to measure", field="only")
     questions = prompts.from_all_categories(prompts.read(prompts_file), limit)
@@ -84,12 +112,15 @@ def run_acceptance(
         {
             "model": model,
             "precision": precision,
+            "features": features.value,
             "questions": f"{len(questions)} of {prompts_file or 'our own'}",
             "seed": str(seed),
             **{f"{name} checkpoint": path for name, path in lineup.checkpoints.items()},
         }
     )
-    start = _Start(model, precision, threads or machine.cores(), config, max_tokens, seed, clients)
+    start = _Start(
+        model, precision, threads or machine.cores(), config, max_tokens, seed, clients, features
+    )
     with progress_of("answers", len(lineup.ways) * len(questions)) as advance:
         found = uvloop.run(_measure(start, lineup, questions, advance))
     finish(found.page(head), report, as_json, tables=3)
@@ -125,6 +156,7 @@ class _Start:
     max_tokens: int
     seed: int
     clients: int
+    features: Features
 
 
 def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Lineup:
@@ -172,7 +204,12 @@ async def _measure(
     content: dict[str, Any] = {}
     if start.config is not None:
         content = yaml.safe_load(start.config.read_text()) or {}
-    content["draft"] = {**(content.get("draft") or {}), **lineup.draft_settings}
+    content["draft"] = {
+        **(content.get("draft") or {}),
+        **lineup.draft_settings,
+        "feature_codec": start.features.codec,
+        "feature_fused": start.features.fused,
+    }
     # Trees are to be what was asked for, whatever they cost.
     content["verify"] = {**(content.get("verify") or {}), "trim_trees": False}
     content["gateway"] = {
@@ -181,6 +218,12 @@ async def _measure(
         "tiers": "fixed",
     }
     with tempfile.TemporaryDirectory() as folder:
+        if start.features.fused:
+            from graft.draft.checkpoints.fuse import write_fused
+
+            projection = Path(folder) / "fused.safetensors"
+            write_fused(lineup.checkpoints["eagle3"], start.model, projection)
+            content["verify"]["fused_features"] = str(projection)
         file = Path(folder) / "acceptance.yaml"
         file.write_text(yaml.safe_dump(content))
         say("starting the services", 0.0)

@@ -15,10 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from graft.cli.drafters import served, startable
 from graft.cli.health import trouble_at
 from graft.cli.ports import check_free
 from graft.cli.threads import cores
@@ -37,6 +40,7 @@ _PACKAGES = {
     "xgrammar": "worker",
 }
 _PORTS = {8000: "gateway", 8001: "gateway gRPC", 7001: "verify", 7002: "draft"}
+_DRAFT = "127.0.0.1:7002"
 _NEEDED_BYTES = 2 << 30
 
 
@@ -62,14 +66,18 @@ def command(_name: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.command(help="Say what this machine has, what is missing, and what to do about it.")
-    def doctor() -> None:
+    def doctor(
+        draft: Annotated[
+            str, typer.Option(help="host:port of the draft service whose proposers are listed.")
+        ] = _DRAFT,
+    ) -> None:
         from rich.console import Console
         from rich.text import Text
 
         console = Console(highlight=False, soft_wrap=True)
         styles = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "red"}
         failed = False
-        for finding in examine():
+        for finding in examine(draft):
             failed = failed or finding.level is Level.FAILED
             line = Text(f"{finding.level.value:8}", style=styles[finding.level])
             line.append(f"{finding.what:12}{finding.detail}", style="default")
@@ -80,8 +88,8 @@ def command(_name: str) -> typer.Typer:
     return app
 
 
-def examine() -> Iterator[Finding]:
-    """All findings, quick ones first."""
+def examine(draft: str = _DRAFT) -> Iterator[Finding]:
+    """All findings, quick ones first. draft: address of a draft service."""
     checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _packages,
@@ -91,13 +99,19 @@ def examine() -> Iterator[Finding]:
         _kernels,
         _gpu,
         _model,
+        partial(_drafters, draft),
         _ports,
     ]
     for check in checks:
         try:
             yield from check()
         except GraftError as error:
-            yield Finding(check.__name__.strip("_"), str(error), Level.FAILED)
+            yield Finding(_name(check), str(error), Level.FAILED)
+
+
+def _name(check: Callable[[], Iterator[Finding]]) -> str:
+    inner = check.func if isinstance(check, partial) else check
+    return str(getattr(inner, "__name__", "check")).strip("_")
 
 
 def _python() -> Iterator[Finding]:
@@ -196,6 +210,20 @@ def _model() -> Iterator[Finding]:
     level = Level.OK if free >= _NEEDED_BYTES else Level.WARNING
     detail = f"{EMBEDDED} will be converted on first use into {folder}"
     yield Finding("model", f"{detail}, {free / 2**30:.0f} GiB free", level)
+
+
+def _drafters(address: str) -> Iterator[Finding]:
+    """Each proposer that is served, or else each that could be started."""
+    from graft.common.model_files import EMBEDDED
+
+    lines = served(address)
+    try:
+        lines = lines or list(startable(EMBEDDED))
+    except ModuleNotFoundError as error:
+        yield Finding("drafters", f"{error.name} is missing", Level.WARNING)
+        return
+    for line in lines:
+        yield Finding("drafter", line)
 
 
 def _ports() -> Iterator[Finding]:

@@ -293,6 +293,7 @@ class Gateway:
             "default": self.settings.speculation,
             "proposers": [proposer.name for proposer in proposers],
             "tiers": [tier_body(self.tier(proposer.name).tier) for proposer in proposers],
+            "details": [proposer.detail for proposer in proposers],
         }
 
     def _watch_levels(self) -> None:
