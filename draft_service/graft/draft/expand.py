@@ -94,6 +94,7 @@ class Growth:
         self._chain_logs: list[Tensor] = []
         self._scores: Tensor | None = None
         self._paths = np.empty((len(stems), 0), np.int32)
+        self._scratch: IntArray | None = None
         self._parent_rows = torch.empty(0, dtype=torch.int64)
         self._tokens = torch.empty(0, dtype=torch.int32)
 
@@ -154,15 +155,18 @@ class Growth:
         paths = self._paths[parents].reshape(len(self.stems), topk, step)
         local = parents.reshape(len(self.stems), topk) % topk
         self.run.append(RunLevel(self._tokens.numpy().reshape(-1, topk), local.astype(np.int32)))
-        made, grown = [], []
-        for stem, path in zip(self.stems, paths, strict=True):
-            first = stem.lane.length + step * topk
-            own = stem.lane.slots(first, first + topk)
-            grown.append(np.concatenate([path, own[:, None]], axis=1))
-            positions = np.full(topk, stem.lane.length + step, np.int32)
-            made.append(tree_part(stem.lane, positions, grown[-1]))
-        self._paths = np.concatenate(grown)
-        return made
+        if self._scratch is None:
+            spans = [(stem.lane, stem.lane.length) for stem in self.stems]
+            self._scratch = np.stack(
+                [lane.slots(first, first + self.shape.num_run) for lane, first in spans]
+            )
+        own = self._scratch[:, step * topk : (step + 1) * topk, None]
+        paths = np.concatenate([paths, own], axis=2)
+        self._paths = paths.reshape(-1, step + 1)
+        return [
+            tree_part(stem.lane, np.full(topk, stem.lane.length + step, np.int32), path)
+            for stem, path in zip(self.stems, paths, strict=True)
+        ]
 
     def trees(self) -> list[Tree | None]:
         """The best nodes of each stem as a tree; None where nothing can be accepted."""

@@ -24,6 +24,8 @@ def pruned(
         tokens, parents, scores: [nodes], parents first; parents count the root as node 0, scores
             are logs of the probability of the whole path.
     """
+    if tokens and max(tokens) < vocab_size and min(scores) > -np.inf:
+        return from_parents([root, *tokens], [-1, *parents], [0.0, *(min(0.0, s) for s in scores)])
     place = {0: 0}
     path, above, kept = [root], [-1], [0.0]
     for node, (token, score) in enumerate(zip(tokens, scores, strict=True), 1):

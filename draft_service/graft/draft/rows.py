@@ -93,9 +93,8 @@ def block_part(lane: Lane, size: int, sight: Sight) -> Part:
 def step_rows(parts: Sequence[Part]) -> StepRows:
     """The parts side by side."""
     counts = [len(part.positions) for part in parts]
-    widths = [len(slots) for part in parts for slots in part.extra_slots]
     extra_ptr = np.zeros(sum(counts) + 1, np.int32)
-    np.cumsum(widths, out=extra_ptr[1:])
+    np.cumsum(np.concatenate([_widths(part) for part in parts]), out=extra_ptr[1:])
     most = max(len(part.lane.pages) for part in parts)
     table = np.full((len(parts), most), -1, np.int32)
     for line, part in zip(table, parts, strict=True):
@@ -107,7 +106,19 @@ def step_rows(parts: Sequence[Part]) -> StepRows:
         page_table=torch.from_numpy(table),
         prefix_len=torch.from_numpy(np.concatenate([part.prefix_len for part in parts])),
         extra_ptr=torch.from_numpy(extra_ptr),
-        extra_slots=torch.from_numpy(
-            np.concatenate([np.concatenate(part.extra_slots) for part in parts])
-        ),
+        extra_slots=torch.from_numpy(np.concatenate([_flat(part) for part in parts])),
     )
+
+
+def _widths(part: Part) -> IntArray:
+    """[rows]: extra slots of each row."""
+    extra = part.extra_slots
+    if isinstance(extra, np.ndarray):
+        return np.full(len(extra), extra.shape[1], np.int32)
+    return np.asarray([len(slots) for slots in extra], np.int32)
+
+
+def _flat(part: Part) -> IntArray:
+    """Extra slots of all rows, one row after the other."""
+    extra = part.extra_slots
+    return extra.reshape(-1) if isinstance(extra, np.ndarray) else np.concatenate(extra)
