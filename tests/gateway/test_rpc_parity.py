@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from graft.common.channel import open_channel
+from graft.gateway.functions import FunctionDefinition
 from graft.gateway.request import (
     ChatMessage,
     ChatRequest,
@@ -45,9 +46,11 @@ NEEDLESS = {
     "return_token_ids": "token ids are always there",
     "user": "accepted for REST clients and read by nothing",
     "best_of": "refused unless it equals n",
+    **dict.fromkeys(
+        ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"],
+        "vLLM's names for what the options of the grammar say",
+    ),
 }
-# What REST's tools are made of; over gRPC they are not offered.
-TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "tool_calls", "tool_call_id"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "tool_calls", "tool_call
 )
 def test_every_field_of_rest_has_its_place(model: type[ChatRequest], message: Any) -> None:
     known = {*message.DESCRIPTOR.fields_by_name, *pb.GenerationOptions.DESCRIPTOR.fields_by_name}
-    excused = NEEDLESS.keys() | model.not_offered.keys() | TOOLS
+    excused = NEEDLESS.keys() | model.not_offered.keys()
     wanted = {RENAMED.get(name, name) for name in model.model_fields if name not in excused}
     assert wanted - known == set()
 
@@ -65,7 +68,11 @@ def test_every_field_of_a_tier_has_its_place() -> None:
 
 
 def test_every_field_of_a_message_has_its_place() -> None:
-    assert set(ChatMessage.model_fields) - TOOLS <= set(pb.ChatMessage.DESCRIPTOR.fields_by_name)
+    assert set(ChatMessage.model_fields) <= set(pb.ChatMessage.DESCRIPTOR.fields_by_name)
+
+
+def test_every_field_of_a_function_has_its_place() -> None:
+    assert set(FunctionDefinition.model_fields) == set(pb.Tool.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize(

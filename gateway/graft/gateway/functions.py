@@ -163,6 +163,17 @@ def function_use(
     return FunctionUse(functions, named=choice.function.name, parallel=parallel)
 
 
+def loose_functions(tools: Sequence[FunctionTool], choice: ToolChoice | None) -> list[str]:
+    """The fields of functions that ask to be followed strictly, where no call has to be made."""
+    if choice not in (None, "auto"):
+        return []
+    return [
+        f"tools[{place}].function.strict"
+        for place, tool in enumerate(tools)
+        if tool.function.strict
+    ]
+
+
 def _object(text: str) -> Any:
     """The object that a string of JSON is; the string itself where it is something else."""
     if not text.strip():

@@ -19,6 +19,14 @@ from graft.gateway.functions import (
     FunctionUse,
     ToolChoice,
     function_use,
+    loose_functions,
+)
+from graft.gateway.guided import (
+    MAX_CHOICES,
+    StructuredOutputs,
+    Wanted,
+    by_old_names,
+    wanted_of,
 )
 from graft.gateway.structured import ResponseFormat, Structure, structure_of
 
@@ -50,6 +58,11 @@ class Fields(BaseModel):
     def unknown(self) -> list[str]:
         """Names of fields that are not ours, sorted."""
         return sorted(self.model_extra or {})
+
+    @property
+    def unheeded(self) -> list[str]:
+        """Names of all that is read and has no effect; unknown fields first."""
+        return self.unknown
 
 
 class SpeculationField(BaseModel):
@@ -131,6 +144,16 @@ class GenerationFields(Fields):
     )
     ebnf: str | None = Field(default=None, description="Rules, of which `root` derives the answer.")
     prediction: Prediction | None = None
+    guided_json: JsonValue = Field(default=None, description="vLLM's name for a JSON schema.")
+    guided_regex: str | None = Field(default=None, description="vLLM's name for `regex`.")
+    guided_choice: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_CHOICES,
+        description="vLLM's field: the texts of which the answer is one.",
+    )
+    guided_grammar: str | None = Field(default=None, description="vLLM's name for `ebnf`.")
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -180,7 +203,22 @@ class GenerationFields(Fields):
         Raises:
             InvalidArgument: the fields contradict each other.
         """
-        return structure_of(self.response_format, self.regex, self.ebnf)
+        return structure_of(self.response_format, self.regex, self.ebnf, self._guided())
+
+    def _guided(self) -> dict[str, Wanted]:
+        try:
+            wanted = wanted_of(
+                self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
+            )
+        except InvalidArgument as error:
+            raise InvalidArgument(f"guided_json: {error}", field="guided_json") from None
+        if self.structured_outputs is None:
+            return by_old_names(wanted)
+        try:
+            return {**by_old_names(wanted), **self.structured_outputs.wanted()}
+        except InvalidArgument as error:
+            field = "structured_outputs.json"
+            raise InvalidArgument(f"{field}: {error}", field=field) from None
 
     def biases(self) -> dict[int, float]:
         """logit_bias by token id.
@@ -285,6 +323,11 @@ class ChatRequest(GenerationFields):
                 'to "none"',
                 field=structure.field,
             )
+
+    @property
+    def unheeded(self) -> list[str]:
+        """As the base; `strict` where the model calls as it likes, since nothing holds it then."""
+        return self.unknown + loose_functions(self.tools, self.tool_choice)
 
     def structure(self) -> Structure | None:
         """As the base; a call that must be made is a grammar, too."""

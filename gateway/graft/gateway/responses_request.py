@@ -86,6 +86,18 @@ class ResponsesRequest(GenerationFields):
                 raise InvalidArgument(f"{name} holds half a surrogate pair", field=name) from None
 
     @property
+    def unheeded(self) -> list[str]:
+        """As the base; `strict` where the model calls as it likes, since nothing holds it then."""
+        if self.tool_choice not in (None, "auto"):
+            return self.unknown
+        strict = [
+            f"tools[{place}].strict"
+            for place, tool in enumerate(self.tools)
+            if tool.get("strict") is True
+        ]
+        return self.unknown + strict
+
+    @property
     def wants_logprobs(self) -> bool:
         """True when tokens are to come with their log-probabilities."""
         return self.top_logprobs > 0 or _LOGPROBS in self.include

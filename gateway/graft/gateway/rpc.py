@@ -20,25 +20,34 @@ from graft.gateway.job import ChoiceEvent, Collected, Delta, Finished, Job, Star
 from graft.gateway.keys import Keys
 from graft.gateway.prepare import Asked
 from graft.gateway.request import TokenizeRequest, token_ids
+from graft.gateway.rest.message import finish_reason
 from graft.gateway.rpc_fields import (
     answer_id,
     chat_body,
     checked,
     completion_body,
-    message_fields,
     report_message,
     set_stop,
     usage_message,
 )
+from graft.gateway.rpc_message import MessageDeltas, call_messages, message_fields
+from graft.gateway.rpc_names import in_our_words
 from graft.gateway.rpc_tokens import prompt_messages, round_messages, token_messages
+from graft.gateway.speech.reader import read_message
 from graft.gateway.text import token_texts
 from graft.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+IGNORED_KEY = "x-ignored-params"
+_MAX_METADATA_CHARS = 1024
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-_REASONS = {"stop": gateway_pb2.END_REASON_STOP, "length": gateway_pb2.END_REASON_LENGTH}
+_REASONS = {
+    "stop": gateway_pb2.END_REASON_STOP,
+    "length": gateway_pb2.END_REASON_LENGTH,
+    "tool_calls": gateway_pb2.END_REASON_TOOL_CALLS,
+}
 
 
 class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
@@ -52,27 +61,28 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.ChatRequest, context: _Context
     ) -> gateway_pb2.ChatResponse:
         """One message."""
-        asked = self._asked(context)
-        job = await self._gateway.prepare_chat(chat_body(request), asked)
-        return gateway_pb2.ChatResponse(answer=await self._whole("Chat", job, False))
+        with in_our_words(request):
+            job = await self._chat_job(request, context)
+            return gateway_pb2.ChatResponse(answer=await self._whole("Chat", job, False))
 
     async def ChatStream(
         self, request: gateway_pb2.ChatStreamRequest, context: _Context
     ) -> AsyncGenerator[gateway_pb2.ChatStreamResponse, None]:
         """One message as it is written."""
-        asked = self._asked(context)
-        job = await self._gateway.prepare_chat(chat_body(request), asked)
-        async with aclosing(self._stream("ChatStream", job, False)) as events:
-            async for event in events:
-                yield gateway_pb2.ChatStreamResponse(event=event)
+        with in_our_words(request):
+            job = await self._chat_job(request, context)
+            async with aclosing(self._stream("ChatStream", job, False)) as events:
+                async for event in events:
+                    yield gateway_pb2.ChatStreamResponse(event=event)
 
     async def Complete(
         self, request: gateway_pb2.CompleteRequest, context: _Context
     ) -> gateway_pb2.CompleteResponse:
         """Continuations."""
         asked = self._asked(context)
-        job = await self._gateway.prepare_completion(completion_body(request), asked)
-        answer = await self._whole("Complete", job, request.echo)
+        with in_our_words(request):
+            job = await self._gateway.prepare_completion(completion_body(request), asked)
+            answer = await self._whole("Complete", job, request.echo)
         return gateway_pb2.CompleteResponse(answer=answer)
 
     async def CompleteStream(
@@ -80,10 +90,11 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> AsyncGenerator[gateway_pb2.CompleteStreamResponse, None]:
         """Continuations as they are written."""
         asked = self._asked(context)
-        job = await self._gateway.prepare_completion(completion_body(request), asked)
-        async with aclosing(self._stream("CompleteStream", job, request.echo)) as events:
-            async for event in events:
-                yield gateway_pb2.CompleteStreamResponse(event=event)
+        with in_our_words(request):
+            job = await self._gateway.prepare_completion(completion_body(request), asked)
+            async with aclosing(self._stream("CompleteStream", job, request.echo)) as events:
+                async for event in events:
+                    yield gateway_pb2.CompleteStreamResponse(event=event)
 
     async def Tokenize(
         self, request: gateway_pb2.TokenizeRequest, context: _Context
@@ -158,6 +169,19 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
             ],
         )
 
+    async def _chat_job(
+        self, request: gateway_pb2.ChatRequest | gateway_pb2.ChatStreamRequest, context: _Context
+    ) -> Job:
+        """The job of a conversation; what of it has no effect is named in the metadata."""
+        asked = self._asked(context)
+        body = chat_body(request)
+        job = await self._gateway.prepare_chat(body, asked)
+        if body.unheeded:
+            self._gateway.metrics.ignored(len(body.unheeded))
+            names = ",".join(name.replace(".function", "") for name in body.unheeded)
+            await context.send_initial_metadata(((IGNORED_KEY, names[:_MAX_METADATA_CHARS]),))
+        return job
+
     def _asked(self, context: _Context) -> Asked:
         """Who asks, from the call's metadata.
 
@@ -183,7 +207,7 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
             created_seconds=int(time.time()),
             model=self._gateway.model,
             choices=[
-                self._choice(index, choice, self._echoed(job, index, echo))
+                self._choice(index, choice, answer, self._echoed(job, index, echo))
                 for index, choice in enumerate(choices)
             ],
             usage=usage_message(answer.tally),
@@ -195,6 +219,7 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> AsyncGenerator[gateway_pb2.AnswerEvent, None]:
         answer, tokenizer = self._gateway.answer(job), self._gateway.tokenizer
         name = answer_id()
+        messages = [MessageDeltas(job.speech) for _ in job.choices]
         async with aclosing(self._run(route, answer)) as events:
             async for event in events:
                 match event:
@@ -210,14 +235,19 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
                             continue
                         delta = gateway_pb2.ChoiceDelta(
                             index=index,
-                            text=piece.text,
                             tokens=token_messages(piece.tokens, tokenizer),
                             rounds=round_messages(rounds, tokenizer),
                             prompt=prompt_messages(prompt, tokenizer),
                         )
+                        num_reasoning = messages[index].read(piece.text, piece.tokens, delta)
+                        answer.tally.num_reasoning += num_reasoning
                         yield gateway_pb2.AnswerEvent(id=name, delta=delta)
                     case Finished(index, reason, stop):
-                        finished = gateway_pb2.ChoiceFinished(index=index, reason=_REASONS[reason])
+                        rest = gateway_pb2.ChoiceDelta(index=index)
+                        if messages[index].rest(rest):
+                            yield gateway_pb2.AnswerEvent(id=name, delta=rest)
+                        ended = _REASONS[finish_reason(reason, messages[index].num_calls)]
+                        finished = gateway_pb2.ChoiceFinished(index=index, reason=ended)
                         set_stop(finished, stop)
                         yield gateway_pb2.AnswerEvent(id=name, finished=finished)
         completed = gateway_pb2.AnswerCompleted(
@@ -245,13 +275,19 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
         prompt = job.choices[index].plan.prompt
         return "".join(token_texts(prompt, self._gateway.tokenizer.token_bytes))
 
-    def _choice(self, index: int, choice: Collected, before: str) -> gateway_pb2.Choice:
+    def _choice(
+        self, index: int, choice: Collected, answer: Answer, before: str
+    ) -> gateway_pb2.Choice:
         tokenizer = self._gateway.tokenizer
+        said = read_message(choice.text, answer.job.speech, [one.text for one in choice.tokens])
+        answer.tally.num_reasoning += said.num_reasoning_tokens
         message = gateway_pb2.Choice(
             index=index,
-            text=before + choice.text,
+            text=before + said.content,
             tokens=token_messages(choice.tokens, tokenizer),
-            reason=_REASONS[choice.reason],
+            reason=_REASONS[finish_reason(choice.reason, len(said.calls))],
+            reasoning=said.reasoning,
+            tool_calls=call_messages(said),
             rounds=round_messages(choice.rounds, tokenizer),
             prompt=prompt_messages(choice.prompt, tokenizer),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 from google.protobuf import struct_pb2
@@ -14,6 +13,7 @@ from graft.common.errors import InvalidArgument
 from graft.common.tier import tier_to_proto
 from graft.gateway.job import Tally
 from graft.gateway.request import ChatRequest, CompletionRequest, Fields, first_error
+from graft.gateway.rpc_message import message_fields, tool_fields
 from graft.v1 import gateway_pb2
 
 _Body = TypeVar("_Body", bound=Fields)
@@ -44,6 +44,7 @@ def chat_body(
     if request.options.top_logprobs:
         fields["top_logprobs"] = request.options.top_logprobs
     fields["messages"] = message_fields(request.messages)
+    fields.update(tool_fields(request))
     fields["model"] = request.model or None
     if request.HasField("chat_template_kwargs"):
         fields["chat_template_kwargs"] = _plain_struct(request.chat_template_kwargs)
@@ -64,10 +65,6 @@ def completion_body(
     fields["echo"] = request.echo
     fields["model"] = request.model or None
     return checked(CompletionRequest, fields)
-
-
-def message_fields(messages: Sequence[gateway_pb2.ChatMessage]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def option_fields(options: gateway_pb2.GenerationOptions) -> dict[str, Any]:
@@ -175,6 +172,9 @@ def usage_message(tally: Tally) -> gateway_pb2.Usage:
         prompt_token_count=tally.num_prompt,
         completion_token_count=tally.num_completion,
         cached_token_count=tally.num_cached,
+        reasoning_token_count=tally.num_reasoning,
+        predicted_token_count=tally.num_predicted,
+        accepted_prediction_token_count=tally.num_predicted_accepted,
     )
 
 

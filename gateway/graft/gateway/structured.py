@@ -6,6 +6,7 @@ Knows the fields and their limits; reads no schema and no expression, which the 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from graft.common.errors import InvalidArgument
 from graft.common.grammar import Grammar
+from graft.gateway.guided import Wanted
 from graft.v1.sampling_pb2 import GrammarKind
+
+NOT_GUIDED: Mapping[str, Wanted] = {}
 
 
 class JsonSchemaFormat(BaseModel):
@@ -45,14 +49,17 @@ class Structure:
 
 
 def structure_of(
-    response_format: ResponseFormat | None, regex: str | None, ebnf: str | None
+    response_format: ResponseFormat | None,
+    regex: str | None,
+    ebnf: str | None,
+    guided: Mapping[str, Wanted] = NOT_GUIDED,
 ) -> Structure | None:
-    """What the three fields come to; None where the answer is free.
+    """What the three fields, and other servers' names for them, come to; None where all is free.
 
     Raises:
         InvalidArgument: more than one of them is given, or one is out of its limits.
     """
-    wanted: dict[str, tuple[GrammarKind.ValueType, str]] = {}
+    wanted: dict[str, Wanted] = {}
     if response_format is not None and response_format.type != "text":
         wanted["response_format"] = _of_format(response_format)
     elif response_format is not None and response_format.json_schema is not None:
@@ -61,6 +68,7 @@ def structure_of(
         wanted["regex"] = (GrammarKind.GRAMMAR_KIND_REGEX, regex)
     if ebnf:
         wanted["ebnf"] = (GrammarKind.GRAMMAR_KIND_EBNF, ebnf)
+    wanted.update(guided)
     if not wanted:
         return None
     field, *others = wanted
@@ -73,7 +81,7 @@ def structure_of(
         raise
 
 
-def _of_format(wanted: ResponseFormat) -> tuple[GrammarKind.ValueType, str]:
+def _of_format(wanted: ResponseFormat) -> Wanted:
     if wanted.type == "json_object":
         if wanted.json_schema is not None:
             raise _error("response_format", 'json_schema needs "type": "json_schema"')

@@ -37,11 +37,12 @@ def cadence_of(gateway: Gateway) -> Cadence:
 
 
 def ignored_header(gateway: Gateway, body: Fields) -> dict[str, str]:
-    """Counts unknown fields and names them in ``x-ignored-params``."""
-    if not body.unknown:
+    """Counts fields without effect and names them in ``x-ignored-params``."""
+    unheeded = body.unheeded
+    if not unheeded:
         return {}
-    gateway.metrics.ignored(len(body.unknown))
-    names = ",".join(quote(name[:64], safe="") for name in body.unknown)
+    gateway.metrics.ignored(len(unheeded))
+    names = ",".join(quote(name[:64], safe="[]") for name in unheeded)
     return {"x-ignored-params": names[:_MAX_HEADER_CHARS]}
 
 
