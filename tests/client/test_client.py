@@ -206,7 +206,8 @@ def test_options_are_the_options_of_the_proto() -> None:
     known = set(gateway_pb2.GenerationOptions.DESCRIPTOR.fields_by_name)
     ours = {field.name for field in fields(Options)}
     assert known - ours == {"speculation_mode", "speculation_tier"}
-    assert ours - known == {"speculation", "template"}
+    of_chats = {"template", "tools", "tool_choice", "parallel_tool_calls"}
+    assert ours - known == {"speculation", *of_chats}
 
 
 async def test_a_trace_has_rounds_with_their_times(client: Client) -> None:

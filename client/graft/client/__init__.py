@@ -7,6 +7,8 @@ async with Client("127.0.0.1:8001") as client:
 
 from graft.client.answers import (
     Answer,
+    Call,
+    CallPiece,
     Choice,
     Model,
     Origin,
@@ -24,12 +26,14 @@ from graft.client.answers import (
 from graft.client.blocking import BlockingClient
 from graft.client.client import Client
 from graft.client.failure import CallFailed
-from graft.client.options import Message, Options, Wish
+from graft.client.options import Message, Options, Tool, Wish
 
 __all__ = [
     "Answer",
     "BlockingClient",
+    "Call",
     "CallFailed",
+    "CallPiece",
     "Choice",
     "Client",
     "Message",
@@ -44,6 +48,7 @@ __all__ = [
     "ServerInfo",
     "Speculation",
     "Token",
+    "Tool",
     "Tree",
     "Usage",
     "Wish",

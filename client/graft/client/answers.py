@@ -10,7 +10,7 @@ from graft.common.tier import Tier, tier_from_proto
 from graft.v1 import gateway_pb2, shown_round_pb2
 
 Origin = Literal["accepted", "bonus", "plain"]
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "tool_calls"]
 Stop = str | int | None
 
 _ORIGINS: dict[int, Origin] = {
@@ -21,6 +21,7 @@ _ORIGINS: dict[int, Origin] = {
 _REASONS: dict[int, Reason] = {
     gateway_pb2.END_REASON_STOP: "stop",
     gateway_pb2.END_REASON_LENGTH: "length",
+    gateway_pb2.END_REASON_TOOL_CALLS: "tool_calls",
 }
 
 
@@ -35,7 +36,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of the text; the texts of all tokens join to the whole."""
+    """One token; the texts of all join to what the model wrote, reasoning and calls included."""
 
     id: int
     text: str
@@ -91,12 +92,34 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function; `arguments` are JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a call of a streamed answer; only the first one has an id and a name."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request has cost, in tokens."""
+    """What a request has cost, in tokens; `num_accepted_prediction` of those predicted came."""
 
     num_prompt: int
     num_completion: int
     num_cached: int
+    num_reasoning: int = 0
+    num_predicted: int = 0
+    num_accepted_prediction: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished text."""
+    """One finished text, with what the model thought before it and the functions it calls."""
 
     index: int
     text: str
@@ -125,6 +148,8 @@ class Choice:
     stop: Stop = None
     rounds: tuple[Round, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +167,11 @@ class Answer:
         """The text of the first choice."""
         return self.choices[0].text
 
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of the first choice."""
+        return self.choices[0].calls
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -157,6 +187,8 @@ class Piece:
     tokens: tuple[Token, ...] = ()
     rounds: tuple[Round, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
     reason: Reason | None = None
     stop: Stop = None
     usage: Usage | None = None
@@ -219,6 +251,11 @@ def piece_of(event: gateway_pb2.AnswerEvent) -> Piece | None:
                 tokens=tuple(map(_token, delta.tokens)),
                 rounds=tuple(map(_round, delta.rounds)),
                 prompt=tuple(map(_prompt_token, delta.prompt)),
+                reasoning=delta.reasoning,
+                calls=tuple(
+                    CallPiece(one.index, one.id, one.name, one.arguments)
+                    for one in delta.tool_calls
+                ),
             )
         case "finished":
             finished = event.finished
@@ -275,6 +312,8 @@ def _choice(message: gateway_pb2.Choice) -> Choice:
         stop=_stop(message),
         rounds=tuple(map(_round, message.rounds)),
         prompt=tuple(map(_prompt_token, message.prompt)),
+        reasoning=message.reasoning,
+        calls=tuple(Call(one.id, one.name, one.arguments) for one in message.tool_calls),
     )
 
 
@@ -305,7 +344,12 @@ def _alternatives(messages: Iterable[gateway_pb2.AlternativeToken]) -> tuple[Alt
 
 def _usage(message: gateway_pb2.Usage) -> Usage:
     return Usage(
-        message.prompt_token_count, message.completion_token_count, message.cached_token_count
+        num_prompt=message.prompt_token_count,
+        num_completion=message.completion_token_count,
+        num_cached=message.cached_token_count,
+        num_reasoning=message.reasoning_token_count,
+        num_predicted=message.predicted_token_count,
+        num_accepted_prediction=message.accepted_prediction_token_count,
     )
 
 

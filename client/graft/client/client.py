@@ -22,7 +22,7 @@ from graft.client.answers import (
     server_info_of,
 )
 from graft.client.failure import CallFailed, call_failed
-from graft.client.options import Message, Options, conversation, prompts
+from graft.client.options import Message, Options, chat_fields, conversation, prompts
 from graft.common.channel import Tls, open_channel
 from graft.common.tracing import outgoing_metadata
 from graft.v1 import gateway_pb2, gateway_pb2_grpc
@@ -239,7 +239,7 @@ def _chat(messages: str | Sequence[Message], options: Options, model: str) -> di
         "model": model,
         "messages": conversation(messages),
         "options": options.message(),
-        "chat_template_kwargs": None if options.template is None else dict(options.template),
+        **chat_fields(options),
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from graft.client.answers import Call, Choice
 from graft.v1 import gateway_pb2
 
 _PLAIN = (
@@ -21,10 +22,40 @@ _PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; role is system, developer, user, assistant or tool."""
+    """One message of a conversation; role is system, developer, user, assistant or tool.
+
+    calls: what an assistant's message called; call_id: the call whose result a tool's message is.
+    """
 
     role: str
-    content: str
+    content: str = ""
+    calls: Sequence[Call] = ()
+    call_id: str = ""
+    reasoning: str = ""
+
+    @classmethod
+    def of(cls, choice: Choice) -> Self:
+        """An answer's choice as a message, for the conversation to go on after it."""
+        return cls("assistant", choice.text, calls=choice.calls, reasoning=choice.reasoning)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: str | Mapping[str, Any] | None = None
+    strict: bool | None = None
+
+    def message(self) -> gateway_pb2.Tool:
+        """The function as it is sent."""
+        return gateway_pb2.Tool(
+            name=self.name,
+            description=self.description,
+            parameters="" if self.parameters is None else _written(self.parameters),
+            strict=self.strict,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +78,8 @@ class Options:
     trace_rounds: have every round with its tree in the answer.
     json_schema, json_object, regex, ebnf: what the text is held to, at most one of them.
     template: arguments of the chat template.
+    tools: what a chat's model may call; tool_choice is ``"none"``, ``"auto"``, ``"required"`` or
+        one of the tools, which must be called then.
     """
 
     max_tokens: int | None = None
@@ -80,6 +113,9 @@ class Options:
     regex: str | None = None
     ebnf: str | None = None
     template: Mapping[str, Any] | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: str | Tool | None = None
+    parallel_tool_calls: bool | None = None
 
     def message(self) -> gateway_pb2.GenerationOptions:
         """The options as they are sent.
@@ -97,8 +133,7 @@ class Options:
         if self.json_object:
             message.json_object = True
         if self.json_schema is not None:
-            schema = self.json_schema
-            message.json_schema = schema if isinstance(schema, str) else json.dumps(dict(schema))
+            message.json_schema = _written(self.json_schema)
         if isinstance(self.speculation, str):
             message.speculation_mode = self.speculation
         elif self.speculation is not None:
@@ -119,7 +154,39 @@ def conversation(messages: str | Sequence[Message]) -> list[gateway_pb2.ChatMess
     """The messages as they are sent; a text alone is one message of the user."""
     if isinstance(messages, str):
         messages = [Message("user", messages)]
-    return [gateway_pb2.ChatMessage(role=one.role, content=one.content) for one in messages]
+    return [
+        gateway_pb2.ChatMessage(
+            role=one.role,
+            content=one.content,
+            tool_calls=[
+                gateway_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+                for call in one.calls
+            ],
+            tool_call_id=one.call_id,
+            reasoning=one.reasoning,
+        )
+        for one in messages
+    ]
+
+
+def chat_fields(options: Options) -> dict[str, Any]:
+    """What options say to chats alone, as the fields of their request."""
+    choice = options.tool_choice
+    fields: dict[str, Any] = {
+        "tools": [tool.message() for tool in options.tools],
+        "parallel_tool_calls": options.parallel_tool_calls,
+    }
+    if options.template is not None:
+        fields["chat_template_kwargs"] = dict(options.template)
+    if isinstance(choice, Tool):
+        fields["named_tool"] = choice.name
+    elif choice is not None:
+        fields["tool_choice"] = choice
+    return fields
+
+
+def _written(schema: str | Mapping[str, Any]) -> str:
+    return schema if isinstance(schema, str) else json.dumps(dict(schema))
 
 
 def prompts(prompt: str | Sequence[str] | Sequence[int]) -> list[gateway_pb2.Prompt]:
