@@ -129,6 +129,13 @@ def test_tokens_are_coloured_by_origin() -> None:
     assert answer.text == "Hello"
 
 
+def test_reasoning_is_shown_apart_and_no_part_of_the_answer() -> None:
+    thought = {"choices": [{"delta": {"reasoning_content": "Why? [b]"}}]}
+    text, answer = shown(thought, delta("So."))
+    assert text == "Why? [b]\n\nSo.\n"
+    assert answer.text == "So."
+
+
 def test_a_token_that_comes_after_its_text_is_shown_once() -> None:
     early = {"token_texts": ["Hel"], "token_origins": ["accepted"]}
     late = {"token_texts": ["lo"], "token_origins": ["plain"]}

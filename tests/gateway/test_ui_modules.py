@@ -120,6 +120,28 @@ def test_a_replay_shows_a_tree_from_its_arrival_to_its_commit(
     assert found == {"number": number, "decided": decided}
 
 
+def test_reasoning_is_marked_and_not_said_again() -> None:
+    chunks = [
+        ({}, ["<think>"]),
+        ({"reasoning_content": "Why"}, ["Why"]),
+        ({"reasoning_content": "?"}, ["?"]),
+        ({}, ["</think>"]),
+        ({"content": "So."}, ["So."]),
+    ]
+    given = [
+        {"delta": delta, "token_texts": texts, "token_origins": ["plain"]}
+        for delta, texts in chunks
+    ]
+    taken = """(() => {
+        const recording = new Recording("", "", {});
+        for (const choice of given) recording.take({ choices: [choice] });
+        return [recording.text, recording.tokens.map((token) => token.thought ?? false)];
+    })()"""
+    text, thoughts = run("Recording", "recording.js", taken, given)
+    assert text == "So."
+    assert thoughts == [True, True, True, False, False]
+
+
 def test_tokens_and_rounds_find_each_other() -> None:
     taken = """(() => {
         const recording = new Recording("", "", {});

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+THOUGHT = "dim italic"
 STYLES = {"accepted": "green", "bonus": "bold yellow", "plain": "dim"}
 _MEANINGS = {
     "accepted": "guessed right",
@@ -25,6 +26,7 @@ class Answer:
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None
+    thinking: bool = False
 
 
 def legend() -> Text:
@@ -44,7 +46,15 @@ def show(chunks: Iterable[Mapping[str, Any]], console: Console, answer: Answer) 
         if chunk.get("metrics"):
             answer.metrics = chunk["metrics"]
         for choice in chunk.get("choices") or []:
-            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            delta = choice.get("delta") or {}
+            text = delta.get("content") or choice.get("text") or ""
+            thought = delta.get("reasoning_content") or ""
+            if thought and "token_origins" not in choice:
+                console.print(Text(printable(thought), style=THOUGHT), end="", soft_wrap=True)
+                answer.thinking = True
+            if text and answer.thinking:
+                console.print("\n")
+                answer.thinking = False
             answer.text += text
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             console.print(_seen(text, choice), end="", soft_wrap=True)

@@ -45,9 +45,10 @@ export class Conversation {
     const turn = this.#turn(recording);
     this.#keepEnd(() => {
       for (; turn.shown < recording.tokens.length; turn.shown += 1) {
-        const { text, origin } = recording.tokens[turn.shown];
-        const title = MEANING[origin];
-        const place = { class: `token ${origin}`, "data-place": turn.shown, title };
+        const { text, origin, thought } = recording.tokens[turn.shown];
+        const title = thought ? `reasoning; ${MEANING[origin]}` : MEANING[origin];
+        const kind = thought ? `token thought ${origin}` : `token ${origin}`;
+        const place = { class: kind, "data-place": turn.shown, title };
         turn.words.append(html("span", place, text));
       }
       turn.words.classList.toggle("waiting", recording.finish === null);

@@ -11,6 +11,7 @@ export class Recording {
     this.parameters = parameters;
     this.tokens = [];
     this.rounds = [];
+    this.said = null;
     this.finish = null;
     this.metrics = null;
   }
@@ -25,14 +26,25 @@ export class Recording {
       (choice.token_texts ?? []).forEach((text, place) => {
         this.tokens.push({ text, origin: choice.token_origins[place], at_ms: at });
       });
+      this.#read(choice.delta ?? {});
       this.finish = choice.finish_reason ?? this.finish;
       changed ||= Boolean(choice.speculation_trace?.length || choice.token_texts?.length);
     }
     return changed;
   }
 
+  // Reasoning is a message's beginning; the tokens before its first words are its opening mark.
+  #read(delta) {
+    if (delta.content && this.said === null) this.said = "";
+    if (delta.reasoning_content && this.said === null) {
+      for (const token of this.tokens) token.thought = true;
+    }
+    if (delta.content) this.said += delta.content;
+  }
+
+  // What was said to the reader, without reasoning.
   get text() {
-    return this.tokens.map((token) => token.text).join("");
+    return this.said ?? this.tokens.map((token) => token.text).join("");
   }
 
   get duration() {
