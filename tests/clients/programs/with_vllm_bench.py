@@ -1,4 +1,4 @@
-"""What `vllm bench serve` runs; that command itself fails in the CPU wheel, which is named apart."""
+"""What `vllm bench serve` runs; that command itself fails in the CPU wheel, whose name differs."""
 
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
