@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from graft.common.model_files import EMBEDDED, resolve
 from graft.draft.checkpoints.fuse import write_fused
 from graft.testing.adapters import write_adapter
 from graft.testing.cluster import Cluster, running_cluster
@@ -110,39 +109,6 @@ async def test_uno_is_always_right_about_one_token(tmp_path: Path) -> None:
             assert record["num_accepted_draft_tokens"] >= 0.45 * 300
             plain = await cluster.chat("Go on.", speculation="off", **fields)
             assert text(body) == text(plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", QUICK)
-async def test_a_hundred_prompts_keep_their_texts(case: str, tmp_path: Path) -> None:
-    async with cluster_with(case, tmp_path) as cluster:
-        await same_texts(cluster, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.embedded
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", ["dflash z-lab", "mtp mimo", "multi-layer mimo_v2", "uno"])
-async def test_twenty_prompts_of_smollm2_keep_their_texts(case: str, tmp_path: Path) -> None:
-    flags = written(case, tmp_path / "draft", resolve(EMBEDDED, weights=False).folder)
-    async with running_cluster(Path(EMBEDDED), draft={**flags, "model": EMBEDDED}) as cluster:
-        await same_texts(cluster, 20)
-
-
-async def same_texts(cluster: Cluster, count: int) -> None:
-    """Every other prompt is sampled; four at a time."""
-    places = asyncio.Semaphore(4)
-
-    async def ask(index: int, mode: str) -> dict[str, Any]:
-        law = LAWS[index % 2]
-        prompt = f"{index}: {PROMPTS[index % len(PROMPTS)]}"
-        async with places:
-            return await cluster.chat(prompt, max_tokens=24, speculation=mode, **law)
-
-    plain = await asyncio.gather(*(ask(index, "off") for index in range(count)))
-    drafted = await asyncio.gather(*(ask(index, "auto") for index in range(count)))
-    assert [text(body) for body in drafted] == [text(body) for body in plain]
-    assert sum(drafting(body)["num_draft_tokens"] for body in drafted) > 5 * count
 
 
 async def test_verify_may_apply_the_projection_of_a_block_drafter(tmp_path: Path) -> None:

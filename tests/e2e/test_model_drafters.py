@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from graft.common.model_files import EMBEDDED, resolve
 from graft.testing.checkpoints import write_eagle, write_eagle3, write_token_map
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.models import write_tiny_model
@@ -159,41 +158,3 @@ async def lossless(
             ]
             assert text(bodies[0]) == text(bodies[1])
             assert bodies[1]["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRITERS)
-async def test_a_hundred_prompts_keep_their_texts(name: str, tmp_path: Path) -> None:
-    async with cluster_with(name, tmp_path) as cluster:
-        await same_texts(cluster, name, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.embedded
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-async def test_twenty_prompts_of_smollm2_keep_their_texts(name: str, tmp_path: Path) -> None:
-    target = resolve(EMBEDDED, weights=False).folder
-    flags = {
-        "proposers": [name],
-        "draft_model_path": str(WRITERS[name](tmp_path / "draft", target)),
-        "model": EMBEDDED,
-    }
-    async with running_cluster(Path(EMBEDDED), draft=flags) as cluster:
-        await same_texts(cluster, name, 20)
-
-
-async def same_texts(cluster: Cluster, name: str, count: int) -> None:
-    """Every other prompt is sampled; four at a time."""
-    places = asyncio.Semaphore(4)
-
-    async def ask(index: int, mode: str) -> str:
-        law = LAWS[index % 2]
-        prompt = f"{index}: {PROMPTS[index % len(PROMPTS)]}"
-        async with places:
-            return text(await cluster.chat(prompt, max_tokens=24, speculation=mode, **law))
-
-    plain = await asyncio.gather(*(ask(index, "off") for index in range(count)))
-    assert await asyncio.gather(*(ask(index, "auto") for index in range(count))) == plain
-    registry = cluster.drafters[0].metrics.registry
-    trees = registry.get_sample_value("graft_draft_trees_total", {"proposer": name})
-    assert trees is not None and trees > 5 * count

@@ -73,8 +73,9 @@ def run_acceptance(
     ] = "",
     precision: Annotated[str, typer.Option(help="fp32, q8_0, q4_1 or auto.")] = "fp32",
     features: Annotated[
-        Features, typer.Option(help="How hidden states travel; fused ones behind EAGLE-3's fc.")
-    ] = Features.BF16,
+        Features | None,
+        typer.Option(help="How hidden states travel; fused ones behind EAGLE-3's projection."),
+    ] = None,
     prompts_file: Prompts = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -100,7 +101,7 @@ def run_acceptance(
     lineup = _lineup(model, {"eagle3": eagle3, "mtp": mtp, "dflash": dflash}, wanted)
     for name, why in lineup.absent.items():
         console.print(f"{name} is left out: {why}", highlight=False, markup=False)
-    if features.fused and set(lineup.checkpoints) != {"eagle3"}:
+    if features is not None and features.fused and set(lineup.checkpoints) != {"eagle3"}:
         raise InvalidArgument(
             f"features {features.value} needs --only eagle3: verify applies one projection",
             field="features",
@@ -112,7 +113,7 @@ def run_acceptance(
         {
             "model": model,
             "precision": precision,
-            "features": features.value,
+            **({} if features is None else {"features": features.value}),
             "questions": f"{len(questions)} of {prompts_file or 'our own'}",
             "seed": str(seed),
             **{f"{name} checkpoint": path for name, path in lineup.checkpoints.items()},
@@ -156,7 +157,7 @@ class _Start:
     max_tokens: int
     seed: int
     clients: int
-    features: Features
+    features: Features | None
 
 
 def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Lineup:
@@ -204,12 +205,10 @@ async def _measure(
     content: dict[str, Any] = {}
     if start.config is not None:
         content = yaml.safe_load(start.config.read_text()) or {}
-    content["draft"] = {
-        **(content.get("draft") or {}),
-        **lineup.draft_settings,
-        "feature_codec": start.features.codec,
-        "feature_fused": start.features.fused,
-    }
+    content["draft"] = {**(content.get("draft") or {}), **lineup.draft_settings}
+    features = start.features
+    if features is not None:
+        content["draft"] |= {"feature_codec": features.codec, "feature_fused": features.fused}
     # Trees are to be what was asked for, whatever they cost.
     content["verify"] = {**(content.get("verify") or {}), "trim_trees": False}
     content["gateway"] = {
@@ -218,7 +217,7 @@ async def _measure(
         "tiers": "fixed",
     }
     with tempfile.TemporaryDirectory() as folder:
-        if start.features.fused:
+        if features is not None and features.fused:
             from graft.draft.checkpoints.fuse import write_fused
 
             projection = Path(folder) / "fused.safetensors"
