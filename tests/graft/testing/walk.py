@@ -22,6 +22,21 @@ TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}},
 }
+GRAMMARS: Sequence[Fragment] = (
+    {"response_format": {"type": "json_object"}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"enum": ["one", "two", "three"]}},
+        }
+    },
+    {"regex": "[a-f]{3,8}"},
+    {"ebnf": 'root ::= "yes" | "no" | "no" root'},
+    {"structured_outputs": {"choice": ["perhaps", "never"]}},
+)
+# What a text that is held to a grammar leaves no room for.
+HELD: Fragment = {"ignore_eos": False}
+NO_CALLS: Fragment = {"tool_choice": "none"}
 COMMON: Fields = {
     "max_tokens": ({"max_tokens": 9}, {"max_tokens": 1}),
     "max_completion_tokens": ({"max_completion_tokens": 7},),
@@ -57,21 +72,14 @@ COMMON: Fields = {
     "speculation_trace": ({"speculation_trace": True},),
     "prediction": ({"prediction": {"type": "content", "content": "Once upon a time."}},),
     "model": ({"model": "tiny"},),
-    "grammar": (
-        {"response_format": {"type": "text"}},
-        {"response_format": {"type": "json_object"}},
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"enum": ["one", "two", "three"]}},
-            }
-        },
-        {"regex": "[a-f]{3,8}"},
-        {"ebnf": 'root ::= "yes" | "no" | "no" root'},
-    ),
+    "grammar": ({"response_format": {"type": "text"}}, *({**one, **HELD} for one in GRAMMARS)),
 }
 CHAT: Fields = {
     **COMMON,
+    "grammar": (
+        {"response_format": {"type": "text"}},
+        *({**one, **HELD, **NO_CALLS} for one in GRAMMARS),
+    ),
     "logprobs": ({"logprobs": True}, {"logprobs": True, "top_logprobs": 3}),
     "messages": (
         {"messages": [{"role": "developer", "content": "Be."}, {"role": "user", "content": "Go."}]},
