@@ -50,6 +50,11 @@ def test_chat_prints_the_answer_twice_and_its_rounds(served: Elsewhere) -> None:
     assert re.search(r"rounds: \d+, tokens a round: \d+\.\d\d\n$", out)
 
 
+def test_tools_prints_the_call_that_had_to_be_made(served: Elsewhere) -> None:
+    out = shown([sys.executable, "tools.py"], served)
+    assert re.match(r"call: weather \{'city': '(Rome|Paris|Oslo)'\}\nanswer: ", out)
+
+
 def test_rounds_prints_a_line_for_each(served: Elsewhere) -> None:
     lines = shown([sys.executable, "rounds.py"], served).splitlines()
     assert [int(line[:3]) for line in lines] == [*range(len(lines))]

@@ -59,7 +59,7 @@ def gateway_elsewhere(folder: Path) -> Iterator[Elsewhere]:
 async def _serve(folder: Path) -> None:
     log.setup("test", "error", "json")
     stopped = asyncio.create_task(wait_for_signal())
-    async with running_cluster(write_tiny_model(folder / "tiny")) as cluster:
+    async with running_cluster(write_tiny_model(folder / "tiny", context=1024)) as cluster:
         grpc = f"127.0.0.1:{cluster.gateway.grpc_port}"
         print("serving", cluster.url, grpc, flush=True)
         await stopped
