@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,12 @@ async def test_the_proposer_drafts_and_changes_no_word(tmp_path: Path) -> None:
     async with running_cluster(model, proposers=[lookup]) as cluster:
         while not cluster.gateway.gateway.attendants.connected:
             await cluster.gateway.gateway.drafts.changed.wait(0.05)
-        fields = {"prompt": "a b a b a b", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        fields: dict[str, Any] = {
+            "prompt": "a b a b a b",
+            "max_tokens": 40,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         drafted = await cluster.complete(**fields, speculation="lookup")
         plain = await cluster.complete(**fields, speculation="off")
     assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
