@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from graft.client import CallFailed, Client, Message, Options, Tool
+from graft.client import Call, CallFailed, Client, Message, Options, Tool
+from graft.client.options import conversation
 from graft.common.errors import InvalidArgument
+from graft.gateway.rpc_message import message_fields
 from graft.gateway.rpc_names import rename
 from graft.testing.actor import KINDS
 from graft.testing.front import PROMPT, Front, running_front
@@ -137,6 +139,18 @@ async def test_a_conversation_goes_on_after_a_call(front: Front, client: Client)
     await rest(front, messages=told)
     assert prompt_of(front) == asked
     assert "Zürich" in asked and "Rain." in asked
+
+
+def test_a_message_says_what_it_says_over_rest() -> None:
+    messages = [
+        Message("assistant", "So.", calls=[Call("1", "f", "{}")], reasoning="Why?"),
+        Message("tool", "4", call_id="1", name="f"),
+    ]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert message_fields(conversation(messages)) == [
+        {"role": "assistant", "content": "So.", "tool_calls": [call], "reasoning_content": "Why?"},
+        {"role": "tool", "content": "4", "tool_call_id": "1", "name": "f"},
+    ]
 
 
 async def test_none_leaves_calls_alone(front: Front, client: Client) -> None:

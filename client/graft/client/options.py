@@ -25,6 +25,7 @@ class Message:
     """One message of a conversation; role is system, developer, user, assistant or tool.
 
     calls: what an assistant's message called; call_id: the call whose result a tool's message is.
+    name: who speaks, or the function whose result it is, for templates that say it.
     """
 
     role: str
@@ -32,6 +33,7 @@ class Message:
     calls: Sequence[Call] = ()
     call_id: str = ""
     reasoning: str = ""
+    name: str = ""
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
@@ -164,6 +166,7 @@ def conversation(messages: str | Sequence[Message]) -> list[gateway_pb2.ChatMess
             ],
             tool_call_id=one.call_id,
             reasoning=one.reasoning,
+            name=one.name,
         )
         for one in messages
     ]

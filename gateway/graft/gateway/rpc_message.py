@@ -29,6 +29,8 @@ def message_fields(messages: Sequence[gateway_pb2.ChatMessage]) -> list[dict[str
             fields["tool_call_id"] = message.tool_call_id
         if message.reasoning:
             fields["reasoning_content"] = message.reasoning
+        if message.name:
+            fields["name"] = message.name
         found.append(fields)
     return found
 
