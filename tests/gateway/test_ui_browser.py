@@ -257,7 +257,8 @@ async def test_a_tier_by_hand_is_what_is_asked_for(browser: Any, cluster: Cluste
         await page.select_option("#tier", "hand:perfect")
         await page.fill("#num-steps", "2")
         await ask(page)
-        assert "perfect 2\u00d72, 12 nodes" in str(await page.text_content("#tiers"))
+        shown = "perfect 2\u00d72, 12 nodes"
+        await until(page, f"document.querySelector('#tiers').textContent.includes('{shown}')")
         await to_round(page, 1)
         assert await page.locator("#tree .node.accepted").count() == 2
 
