@@ -21,7 +21,7 @@ from graft.testing import scripted
 from graft.testing.baseline import plain_tokens
 from graft.testing.cluster import Cluster, running_cluster
 from graft.testing.front import running_front
-from graft.testing.models import write_tiny_model
+from graft.testing.models import IM_END, write_tiny_model
 from graft.testing.scripted_verify import Script
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -261,6 +261,23 @@ async def test_a_tier_by_hand_is_what_is_asked_for(browser: Any, cluster: Cluste
         await until(page, f"document.querySelector('#tiers').textContent.includes('{shown}')")
         await to_round(page, 1)
         assert await page.locator("#tree .node.accepted").count() == 2
+
+
+async def test_reasoning_stands_apart_and_is_not_said_again(browser: Any, tmp_path: Path) -> None:
+    script = Script([*b"<think>\nWhy?\n</think>\nSo.", IM_END], widths=(1,))
+    async with (
+        running_front(tmp_path, [script], reasoning_parser="think") as front,
+        opened(browser, str(front.client.base_url)) as page,
+    ):
+        await ask(page)
+        thoughts = await page.locator(".token.thought").all_text_contents()
+        assert "".join(thoughts).strip() == "<think>\nWhy?\n</think>"
+        assert (await page.locator(".token").all_text_contents())[-3:] == ["S", "o", "."]
+        await ask(page, "And?")
+        await until(page, "document.querySelectorAll('.message.assistant').length === 2")
+        tokens = list(front.verify.opened[-1].prompt_tokens)
+        asked = front.server.gateway.tokenizer.decode(tokens)
+        assert "So." in asked and "Why?" not in asked
 
 
 async def test_a_stop_ends_the_answer_at_once(browser: Any, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ export class Conversation {
 
   // An answer that is being written, or that was recorded.
   answer(recording) {
-    const turn = { role: "assistant", recording, said: "", shown: 0 };
+    const turn = { role: "assistant", recording, said: "", shown: 0, thoughts: 0 };
     this.#add(turn, recording.model || "Model", "");
     this.grow(recording);
   }
@@ -45,11 +45,13 @@ export class Conversation {
     const turn = this.#turn(recording);
     this.#keepEnd(() => {
       for (; turn.shown < recording.tokens.length; turn.shown += 1) {
-        const { text, origin, thought } = recording.tokens[turn.shown];
-        const title = thought ? `reasoning; ${MEANING[origin]}` : MEANING[origin];
-        const kind = thought ? `token thought ${origin}` : `token ${origin}`;
-        const place = { class: kind, "data-place": turn.shown, title };
+        const { text, origin } = recording.tokens[turn.shown];
+        const title = MEANING[origin];
+        const place = { class: `token ${origin}`, "data-place": turn.shown, title };
         turn.words.append(html("span", place, text));
+      }
+      for (; turn.thoughts < recording.thoughts; turn.thoughts += 1) {
+        turn.words.children[turn.thoughts].classList.add("thought");
       }
       turn.words.classList.toggle("waiting", recording.finish === null);
     });

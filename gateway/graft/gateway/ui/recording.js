@@ -12,6 +12,7 @@ export class Recording {
     this.tokens = [];
     this.rounds = [];
     this.said = null;
+    this.thoughts = 0;
     this.finish = null;
     this.metrics = null;
   }
@@ -26,20 +27,19 @@ export class Recording {
       (choice.token_texts ?? []).forEach((text, place) => {
         this.tokens.push({ text, origin: choice.token_origins[place], at_ms: at });
       });
-      this.#read(choice.delta ?? {});
+      this.#read(choice.delta ?? {}, choice.token_texts?.length ?? 0);
       this.finish = choice.finish_reason ?? this.finish;
       changed ||= Boolean(choice.speculation_trace?.length || choice.token_texts?.length);
     }
     return changed;
   }
 
-  // Reasoning is a message's beginning; the tokens before its first words are its opening mark.
-  #read(delta) {
-    if (delta.content && this.said === null) this.said = "";
-    if (delta.reasoning_content && this.said === null) {
-      for (const token of this.tokens) token.thought = true;
-    }
-    if (delta.content) this.said += delta.content;
+  // Reasoning is a message's beginning, its marks included: so many tokens, of which `fresh` came now.
+  #read(delta, fresh) {
+    if (this.said === null && delta.reasoning_content) this.thoughts = this.tokens.length;
+    if (!delta.content) return;
+    if (this.said === null && this.thoughts) this.thoughts = this.tokens.length - fresh;
+    this.said = (this.said ?? "") + delta.content;
   }
 
   // What was said to the reader, without reasoning.
