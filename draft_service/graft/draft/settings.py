@@ -92,6 +92,11 @@ class DraftSettings(Settings):
         description="Round the drafter's matrices to blocks of 8 bits: a quarter of the bytes, for "
         "a little acceptance. UNO, which is its target, and torch kernels keep float32.",
     )
+    torch_compile: bool = Field(
+        False,
+        description="Compile the draft step of EAGLE, EAGLE-3, MTP of one layer and STANDALONE by "
+        "torch.compile; without effect on native kernels.",
+    )
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="Kernels of model proposers; auto takes native ones where built."
     )

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from graft.common import log
 from graft.common.errors import InvalidArgument, Mismatch, Unsupported
 from graft.common.model_files import resolve, weight_files
 from graft.common.tier import Tier
 from graft.draft.checkpoints.borrowed import Borrowed, borrow
+from graft.draft.checkpoints.compiled import compile_step
 from graft.draft.checkpoints.detect import Checkpoint, Kind, open_checkpoint
 from graft.draft.checkpoints.dflash import load_dflash
 from graft.draft.checkpoints.eagle import load_eagle, read_token_map
@@ -35,6 +37,8 @@ from graft.draft.proposers.uno import NoiseTokens, UnoProposer, uno_shape
 from graft.draft.settings import DraftSettings
 from graft.kernels.ops import Ops, select
 from graft.models.load import load_target
+
+_log = log.get("loading")
 
 
 class Workshop:
@@ -105,7 +109,7 @@ class Workshop:
         name = Kind.STANDALONE.value
         tier = default_tier(self._settings, name)
         options = self._options(tier, detail, model.tokenizer_digest)
-        return StandaloneProposer(name, DecoderNet(model), self.ops, options)
+        return StandaloneProposer(name, self._stepped(DecoderNet(model)), self.ops, options)
 
     def _eagle(self, checkpoint: Checkpoint) -> Proposer:
         net: DraftNet
@@ -113,13 +117,26 @@ class Workshop:
             net = load_eagle3(checkpoint, self.target, self.ops)
         else:
             net = load_eagle(checkpoint, self.target, self.ops, self._token_map())
-        return BranchingProposer(checkpoint.kind.value, net, self.ops, self._options_of(checkpoint))
+        options = self._options_of(checkpoint)
+        return BranchingProposer(checkpoint.kind.value, self._stepped(net), self.ops, options)
+
+    def _stepped(self, net: DraftNet) -> DraftNet:
+        """The network with its step compiled, where that is wanted and can be."""
+        if self._settings.torch_compile:
+            if self.exact_ops.name == "torch":
+                compile_step(net)
+            else:
+                _log.warning(
+                    "setting is inactive", setting="torch_compile", reason="native kernels serve"
+                )
+        return net
 
     def _mtp(self, checkpoint: Checkpoint) -> Proposer:
         name, settings = checkpoint.kind.value, self._settings
         if not settings.enable_multi_layer_eagle:
             net = load_mtp(checkpoint, self.target, self.ops)
-            return BranchingProposer(name, net, self.ops, self._options_of(checkpoint))
+            options = self._options_of(checkpoint)
+            return BranchingProposer(name, self._stepped(net), self.ops, options)
         if settings.eagle_topk not in (None, 1):
             raise InvalidArgument(
                 f"eagle_topk {settings.eagle_topk} does not go with enable_multi_layer_eagle,"
