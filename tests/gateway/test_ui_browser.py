@@ -114,6 +114,8 @@ async def ask(page: Any, words: str = WORDS, **fields: str) -> None:
     await page.fill("#words", words)
     await page.press("#words", "Enter")
     await until(page, "document.querySelector('#announce').textContent !== ''")
+    for _ in range(3):  # the panel is drawn by the frame after the next turn of the loop
+        await page.evaluate("new Promise(requestAnimationFrame)")
 
 
 async def origins(page: Any) -> list[str]:
