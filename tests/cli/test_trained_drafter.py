@@ -89,3 +89,18 @@ def test_they_are_listed(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None
         for line in lines
     )
     assert any(line.startswith("tiny/mtp  drafter") for line in lines)
+
+
+def words_of(made: Plan) -> set[str]:
+    return set(next(child for child in made.children if child.name == "draft").command)
+
+
+def test_it_runs_as_is_fastest_here_unless_told_otherwise(tiny: Path, tmp_path: Path) -> None:
+    config = tmp_path / "graft.yaml"
+    config.write_text("draft:\n  draft_model_quantization: none\n  eagle_topk: 2\n")
+    assert {"--draft-model-quantization=q8_0", "--eagle-topk=4"} <= words_of(plan(tiny))
+    told = words_of(plan(tiny, config))
+    assert {"--num-draft-tokens=8", "--feature-window=256"} <= told
+    assert not {word for word in told if word.startswith(("--draft-model-q", "--eagle-topk=4"))}
+    plain = words_of(plan(tiny, trained_drafter=False))
+    assert not {word for word in plain if word.startswith(("--draft-model-q", "--num-steps"))}

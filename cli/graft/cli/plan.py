@@ -137,6 +137,8 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         if settings.trained_drafter and not draft.draft_model_path:
             chosen = draft.proposers if "proposers" in draft.model_fields_set else []
             drafting["proposers"], drafter = with_trained(draft.model or verify.model, chosen)
+            if drafter:
+                drafting |= _unset(draft, _TRAINED)
         for replica in range(settings.drafts):
             wanted = draft.port + replica if draft.port else 0
             draft_flags.append(
@@ -145,7 +147,9 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
                     # Drafters that borrow of the target are told which one it is.
                     "model": draft.model or verify.model,
                     "port": _port(draft.host, wanted, "draft-port"),
-                    "threads": draft.threads if "threads" in draft.model_fields_set else 1,
+                    "threads": draft.threads
+                    if "threads" in draft.model_fields_set
+                    else min(threads.cores(), _TRAINED_THREADS if drafter else 1),
                 }
             )
     gateway_flags: dict[str, Any] = {
@@ -227,6 +231,24 @@ def address_of(host: str, port: int) -> str:
     """Where a server on `host` is reached from this machine."""
     host = _WILDCARDS.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# How a drafter that comes with Graft runs fastest beside its target on one machine: bytes of
+# weights bound its step, old states bring little, and the third token is rarely met.
+_TRAINED: dict[str, Any] = {
+    "draft_model_quantization": "q8_0",
+    "feature_window": 256,
+    "num_steps": 3,
+    "eagle_topk": 4,
+    "num_draft_tokens": 8,
+}
+# It drafts while verify waits, so both may have the cores.
+_TRAINED_THREADS = 2
+
+
+def _unset(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Those of `wanted` that nobody has set."""
+    return {name: one for name, one in wanted.items() if name not in settings.model_fields_set}
 
 
 @dataclass(frozen=True, slots=True)
