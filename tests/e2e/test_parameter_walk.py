@@ -56,9 +56,15 @@ class Truth:
         return chain(seat, self.after(seat)[:4])
 
     def wrong(self, seat: Seat) -> Tree | None:
-        """What does not come."""
-        size = seat.mirror.limits.vocab_size
-        return chain(seat, [(token + 1) % size for token in self.after(seat)[:4]])
+        """What comes in none of the answers, however they share their beginnings.
+
+        Nothing where they end: what is written behind a stop string is not told.
+        """
+        if len(self.after(seat)) < 2:
+            return None
+        said = {IM_END, *(token for output in self.outputs for token in output)}
+        other = next(one for one in range(seat.mirror.limits.vocab_size) if one not in said)
+        return chain(seat, [other] * 4)
 
 
 class Walker:
