@@ -92,7 +92,7 @@ async def test_a_request_over_grpc_is_traced_alike(tmp_path: Path) -> None:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         request = gateway_pb2.CompleteStreamRequest(
             prompts=[gateway_pb2.Prompt(text=PROMPT)],
-            options=gateway_pb2.GenerationOptions(max_tokens=8),
+            options=gateway_pb2.GenerationOptions(max_tokens=8, seed=1, ignore_eos=True),
         )
         async for _ in stub.CompleteStream(request, metadata=(("traceparent", TRACEPARENT),)):
             pass

@@ -101,7 +101,8 @@ async def test_it_shows_in_the_description_the_metrics_the_log_and_the_session(
         assert bench.metric("graft_simulated_accept_length") == 2.5
         generation = await bench.generate([5, 6, 7], 4)
     assert generation.opened is not None and generation.opened.simulated
-    lines = [line for line in capsys.readouterr().out.splitlines() if "is simulated" in line]
+    said = capsys.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if "is simulated" in line]
     assert len(lines) == 1 and "warning" in lines[0]
 
 

@@ -5,6 +5,7 @@ Knows how the services are started; knows nothing of what a test asks them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -126,6 +127,8 @@ async def running_cluster(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         )
         await _until_ready(client)
+        if num_verify > 1:
+            await _until_up(client, num_verify)
         listed = (await client.get("/v1/models")).json()
         yield Cluster(
             front,
@@ -137,6 +140,16 @@ async def running_cluster(
             listed["data"][0]["id"],
             relays,
         )
+
+
+async def _until_up(client: httpx.AsyncClient, count: int) -> None:
+    """Ready is said at the first replica; who loses one wants the others to be there."""
+    async with asyncio.timeout(30):
+        while True:
+            told = (await client.get("/server_info")).json()["verify"]
+            if sum(replica["state"] == "up" for replica in told) >= count:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def _until_ready(client: httpx.AsyncClient) -> None:
