@@ -230,6 +230,12 @@ class Scheduler:
     def complete(self, step: Step, outcomes: list[Outcome], timing: StepTiming, now: float) -> None:
         """Commits what a step came to."""
         self._end_step(step, timing, now)
+        spent = Timing(
+            forward_s=timing.forward_s,
+            choice_s=timing.choice_s,
+            num_rows=step.num_rows,
+            num_sessions=step.num_sessions,
+        )
         for work, outcome in zip(step.works, outcomes, strict=True):
             session = work.session
             if session.phase is Phase.FINISHED:
@@ -243,7 +249,7 @@ class Scheduler:
             elif isinstance(work, Chunk) and not work.last:
                 self._advance_prefill(work, outcome)
             else:
-                self._commit(work, outcome, _timing(work, timing, step), now)
+                self._commit(work, outcome, _timing(work, spent, timing.started), now)
 
     def abandon(self, step: Step, error: GraftError, timing: StepTiming, now: float) -> None:
         """Ends the sessions of a step that raised; what they wrote is not to be reused."""
@@ -460,21 +466,17 @@ def _within_room(tree: Tree | None, session: Session) -> Tree:
     return trim(tree, tree.num_nodes, session.room - 1)
 
 
-def _timing(work: Work, timing: StepTiming, step: Step) -> Timing:
-    """Where the time of one round went, before its commit moves the session on."""
-    forward_s, choice_s = timing.forward_s, timing.choice_s
-    num_rows, num_sessions = step.num_rows, step.num_sessions
+def _timing(work: Work, spent: Timing, started: float) -> Timing:
+    """Where the time of one round went, before its commit moves the session on.
+
+    spent: what all sessions of the step share.
+    """
     if not isinstance(work, Round):
-        return Timing(
-            forward_s=forward_s, choice_s=choice_s, num_rows=num_rows, num_sessions=num_sessions
-        )
+        return spent
     turn = work.turn
-    return Timing(
+    return replace(
+        spent,
         draft_s=turn.draft_s,
         tree_wait_s=max(0.0, turn.decided - work.session.since),
-        queue_s=max(0.0, timing.started - turn.decided),
-        forward_s=forward_s,
-        choice_s=choice_s,
-        num_rows=num_rows,
-        num_sessions=num_sessions,
+        queue_s=max(0.0, started - turn.decided),
     )
