@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from graft.common.model_files import resolve
 from graft.draft.checkpoints.borrowed import borrow_files
@@ -13,6 +14,7 @@ from graft.draft.checkpoints.detect import open_checkpoint
 from graft.draft.checkpoints.eagle3 import load_eagle3
 from graft.draft.checkpoints.held import quantised
 from graft.draft.checkpoints.load import Workshop
+from graft.draft.loading import ModelLoader
 from graft.draft.nets.eagle3 import Eagle3Net
 from graft.draft.settings import DraftSettings
 from graft.kernels.ops import Ops, select
@@ -68,3 +70,23 @@ def test_the_setting_rounds_eagle3_and_spares_uno(tmp_path: Path, target: Path, 
     assert not torch.equal(made.net.logits(states), exact.net.logits(states))  # type: ignore[attr-defined]
     uno = workshop.load("uno", str(write_adapter(tmp_path / "uno", target)))
     assert uno.ops is workshop.exact_ops  # type: ignore[attr-defined]
+
+
+def inactive(settings: DraftSettings, name: str, path: Path) -> list[str]:
+    with capture_logs() as logs:
+        ModelLoader(settings).load(name, str(path))
+    return sorted(line["setting"] for line in logs if line["event"] == "setting is inactive")
+
+
+def test_what_cannot_be_honoured_is_said(tmp_path: Path, target: Path) -> None:
+    wanted = {
+        "model": str(target),
+        "draft_model_quantization": "q8_0",
+        "torch_compile": True,
+        "kernels": "torch",
+    }
+    settings = DraftSettings.load(None, wanted)
+    eagle3 = write_eagle3(tmp_path / "eagle3", target)
+    assert inactive(settings, "eagle3", eagle3) == ["draft_model_quantization"]
+    uno = write_adapter(tmp_path / "uno", target)
+    assert inactive(settings, "uno", uno) == ["draft_model_quantization", "torch_compile"]

@@ -141,12 +141,22 @@ def _warn_of_inactive(settings: DraftSettings, name: str) -> None:
         reasons["draft_window_size"] = "it sees all of the prefix"
     if settings.enable_multi_layer_eagle and name != "mtp":
         reasons["enable_multi_layer_eagle"] = "it has no MTP layers"
+    if settings.draft_model_quantization != "none" and name == "uno":
+        reasons["draft_model_quantization"] = "it is its target, exactly"
+    if settings.torch_compile and not _grows_by_steps(settings, name):
+        reasons["torch_compile"] = "it does not draft level by level"
     if name == "dflash":
         for setting in ("num_steps", "eagle_topk"):
             if getattr(settings, setting) is not None:
                 reasons[setting] = "a block is drafted in one step, as a chain"
     for setting, reason in reasons.items():
         _log.warning("setting is inactive", setting=setting, proposer=name, reason=reason)
+
+
+def _grows_by_steps(settings: DraftSettings, name: str) -> bool:
+    if name == "mtp":
+        return not settings.enable_multi_layer_eagle
+    return name in ("standalone", "eagle", "eagle3")
 
 
 def _hub(path: str) -> Any:

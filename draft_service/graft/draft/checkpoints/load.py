@@ -77,8 +77,15 @@ class Workshop:
     @cached_property
     def ops(self) -> Ops:
         """As the settings want a drafter's matrices held."""
-        rounded = self._settings.draft_model_quantization == "q8_0"
-        return quantised(self.exact_ops) if rounded else self.exact_ops
+        if self._settings.draft_model_quantization == "none":
+            return self.exact_ops
+        if not self.exact_ops.keeps_blocks:
+            _log.warning(
+                "setting is inactive",
+                setting="draft_model_quantization",
+                reason="torch kernels hold float32",
+            )
+        return quantised(self.exact_ops)
 
     @cached_property
     def target(self) -> Borrowed:
