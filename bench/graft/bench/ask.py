@@ -87,6 +87,20 @@ class Client:
             raise GraftError(f"{path} answered {response.status_code}: {response.text[:300]}")
         return response.json()
 
+    async def page(self, path: str) -> str:
+        """The text of a page.
+
+        Raises:
+            GraftError: as `call`.
+        """
+        try:
+            response = await self._client.get(path)
+        except httpx.HTTPError as error:
+            raise GraftError(f"{self.url} did not answer: {error!r}") from None
+        if response.status_code != 200:
+            raise GraftError(f"{path} answered {response.status_code}: {response.text[:300]}")
+        return response.text
+
     async def tokenize(self, text: str) -> list[int]:
         """Ids of a question as the chat template renders it."""
         body = {"messages": [{"role": "user", "content": text}]}

@@ -11,6 +11,7 @@ from graft.cli.bench_compare import run_compare
 from graft.cli.bench_cost import run_rounds, run_verify_cost
 from graft.cli.bench_distance import run_distance
 from graft.cli.bench_load import run_parity, run_serve
+from graft.cli.bench_tiers import run_tiers
 
 _COMMANDS: dict[str, Callable[..., None]] = {
     "parity": run_parity,
@@ -20,6 +21,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "compare": run_compare,
     "verify-cost": run_verify_cost,
     "distance": run_distance,
+    "tiers": run_tiers,
 }
 
 
