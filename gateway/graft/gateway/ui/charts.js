@@ -67,7 +67,8 @@ export function depthChart(rounds, width) {
 export function tierStrip(rounds, now, width, choose) {
   if (!rounds.length) return html("p", { class: "note" }, "No round yet.");
   const most = Math.max(2, ...rounds.map((round) => round.tokens.length));
-  const step = Math.max(3, Math.min(28, width / rounds.length));
+  const step = Math.min(28, width / rounds.length);
+  const gap = step > 3 ? 1 : 0;
   const block = Math.min(12, 72 / most);
   const top = 24;
   const height = top + most * block + 4;
@@ -75,8 +76,8 @@ export function tierStrip(rounds, now, width, choose) {
     const column = svg("g", {});
     round.tokens.forEach((_, token) => {
       const kind = token < round.num_accepted ? "accepted" : round.num_drafted ? "bonus" : "plain";
-      column.append(svg("rect", { class: `bar-${kind}`, x: place * step + 0.5, rx: 1,
-        y: height - 2 - (token + 1) * block, width: step - 1, height: block - 1 }));
+      column.append(svg("rect", { class: `bar-${kind}`, x: place * step + gap / 2, rx: gap,
+        y: height - 2 - (token + 1) * block, width: step - gap, height: block - 1 }));
     });
     const reason = round.plain_reason ? `, ${REASONS[round.plain_reason]}` : "";
     column.append(svg("title", {}, `round ${round.round}: ${round.tokens.length} tokens${reason}`));
@@ -92,8 +93,7 @@ export function tierStrip(rounds, now, width, choose) {
   const cursor = svg("rect", { class: "cursor", x: now * step, y: top - 2, width: step,
     height: height - top + 1 });
   const label = `${rounds.length} rounds; tiers: ${tierBands(rounds).map((b) => b.name).join(", ")}`;
-  const total = Math.max(width, rounds.length * step);
-  return picture(label, total, height, ...bands, ...columns, cursor);
+  return picture(label, width, height, ...bands, ...columns, cursor);
 }
 
 function tierBands(rounds) {

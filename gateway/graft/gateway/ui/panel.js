@@ -48,7 +48,9 @@ export class Panel {
     }), this.pause);
   }
 
+  // The recording is whole; what was followed stays at its last round.
   finish() {
+    if (this.following) this.number = this.#last;
     this.following = false;
     this.refresh();
   }
