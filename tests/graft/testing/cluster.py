@@ -31,6 +31,8 @@ VERIFY: dict[str, Any] = {
     "chunk_tokens": 32,
     "page_tokens": 16,
 }
+# A busy machine is no failure; what hangs is ended by the test's own timeout.
+PATIENCE_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ async def running_cluster(
         port = await front.start()
         stack.push_async_callback(front.stop, 0.5)
         client = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
         )
         await _until_ready(client)
         if num_verify > 1:
