@@ -164,12 +164,16 @@ async def test_a_drafter_that_looks_ahead_sends_at_most_four_times_as_many(
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["greedy", "sampled"])
-async def test_faults_of_the_wire_change_no_text(law: dict[str, Any], tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, "standalone", relayed=True) as cluster:
+@pytest.mark.parametrize("name", ["standalone", "eagle3", "merged"])
+async def test_faults_of_the_wire_change_no_text(
+    name: str, law: dict[str, Any], tmp_path: Path
+) -> None:
+    """Answers go on being asked for until the wire has had every fault, and once after."""
+    async with cluster_of(tmp_path, name, relayed=True) as cluster:
         fields = {"max_tokens": 60, "ignore_eos": True, **law}
         plain = text(await cluster.chat(PROMPTS[0], speculation="off", **fields))
         relay = cluster.relays[0]
-        wish = {"proposer": "standalone", **AHEAD}
+        wish = {"proposer": name, **AHEAD}
 
         async def break_wire() -> None:
             for delay_s, fault in ((0.15, "jitter"), (0.15, "hang"), (0.3, "on"), (0.1, "reset")):
@@ -182,10 +186,13 @@ async def test_faults_of_the_wire_change_no_text(law: dict[str, Any], tmp_path: 
                     relay.hang(fault == "hang")
 
         breaking = asyncio.create_task(break_wire())
-        bodies = [await cluster.chat(PROMPTS[0], speculation=wish, **fields) for _ in range(3)]
+        bodies = []
+        while not breaking.done():
+            bodies.append(await cluster.chat(PROMPTS[0], speculation=wish, **fields))
         await breaking
         bodies.append(await cluster.chat(PROMPTS[0], speculation=wish, **fields))
         assert {text(body) for body in bodies} == {plain}
+        assert relay.num_resets == 1
 
 
 @pytest.mark.slow
