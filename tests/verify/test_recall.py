@@ -109,9 +109,11 @@ class Listener:
         self.stop += rows.count
 
 
-def new_scheduler(num_pages: int = 64, max_running: int = 4) -> Scheduler:
+def new_scheduler(
+    num_pages: int = 64, max_running: int = 4, offer: FeatureOffer = OFFER
+) -> Scheduler:
     limits = SchedulerLimits(max_running, 32, 24, 8)
-    return Scheduler(limits, PagePool(num_pages, 4), OFFER)
+    return Scheduler(limits, PagePool(num_pages, 4), offer)
 
 
 def tree_of(session: Session, rng: random.Random) -> Tree:
@@ -136,7 +138,8 @@ def hear(scheduler: Scheduler, listeners: dict[tuple[int, int], Listener]) -> No
 @pytest.mark.parametrize("seed", range(60))
 def test_rows_come_once_and_in_order_through_any_life(seed: int) -> None:
     rng = random.Random(seed)
-    scheduler = new_scheduler(num_pages=rng.choice([20, 64]), max_running=rng.choice([2, 4]))
+    offer = replace(OFFER, kept_bytes=rng.choice([0, 40 * ROW, 1000 * ROW]))
+    scheduler = new_scheduler(rng.choice([20, 64]), rng.choice([2, 4]), offer)
     target = Featured()
     if rng.random() < 0.5:
         scheduler.hello(1, (BF16, INT8))
@@ -231,6 +234,45 @@ def test_the_prefix_cache_brings_rows_by_running_them_again() -> None:
     recalls = drive(scheduler, target, listener, 20)
     assert sum(recall.num_rows for recall in recalls) == 12
     assert (listener.start, listener.stop) == (0, 19)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_kept_rows_of_a_cached_prefix_are_not_run_again(running: bool) -> None:
+    scheduler, target = new_scheduler(offer=replace(OFFER, kept_bytes=100 * ROW)), Featured()
+    scheduler.hello(1, (BF16,))
+    first = opened(scheduler, list(range(16)))
+    drive(scheduler, target, Listener(1, first), 21)
+    if not running:
+        scheduler.cancel(1)
+    prompt = first.prefix.tokens.tolist()[:20]
+    second = opened(scheduler, prompt, session_id=2)
+    listener = Listener(1, second)
+    scheduler.join(1, 2, second.ticket, FeatureWish(BF16))
+    recalls = drive(scheduler, target, listener, 24)
+    assert not recalls and scheduler.tally.recalled == 0
+    assert scheduler.tally.kept_rows == 16
+    assert (listener.start, listener.stop) == (0, 23)
+
+
+def test_kept_rows_of_another_salt_are_not_found() -> None:
+    scheduler, target = new_scheduler(offer=replace(OFFER, kept_bytes=100 * ROW)), Featured()
+    scheduler.hello(1, (BF16,))
+    for session_id, salt in ((1, "one"), (2, "other")):
+        session = new_session(session_id, list(range(16)), max_tokens=4, speculate=True, salt=salt)
+        scheduler.open(session, 0.0)
+        drive(scheduler, target, Listener(1, session), 20)
+    assert scheduler.tally.kept_rows == 0
+
+
+def test_kept_rows_stay_within_their_room() -> None:
+    room = 10 * ROW
+    scheduler, target = new_scheduler(offer=replace(OFFER, kept_bytes=room)), Featured()
+    scheduler.hello(1, (BF16, INT8))
+    for session_id in range(1, 5):
+        session = new_session(session_id, [session_id] * 16, max_tokens=4, speculate=True)
+        scheduler.open(session, 0.0)
+        drive(scheduler, target, Listener(1, session), 20)
+        assert 0 < scheduler._audience._kept.num_bytes <= room
 
 
 def test_rows_that_are_no_numbers_end_the_attendance_and_not_the_text() -> None:

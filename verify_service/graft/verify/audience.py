@@ -21,6 +21,7 @@ from graft.verify.events import (
     Rows,
 )
 from graft.verify.features import Feed
+from graft.verify.kept_rows import KeptRows
 from graft.verify.offer import Announced, FeatureOffer, FeatureWish
 from graft.verify.session import Phase, Session
 from graft.verify.shelf import PrefixName, Proposal
@@ -54,6 +55,7 @@ class Audience:
         self._tally = tally
         self._closed: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._announced = Announced(offer)
+        self._kept = KeptRows(0 if offer is None else offer.kept_bytes)
 
     def hello(self, stream: int, specs: tuple[FeatureSpec, ...]) -> None:
         """A draft service says which hidden states its joins may ask for."""
@@ -62,6 +64,16 @@ class Audience:
     def opened(self, session: Session) -> None:
         """From its first row on, a session that expects a drafter keeps what may be asked for."""
         self._keep(session)
+
+    def placed(self, session: Session) -> None:
+        """A session has its pages; of those that were cached, hidden states may be known, too."""
+        if session.feed is not None and session.table is not None:
+            self._tally.kept_rows += self._kept.restore(session.feed, session.table)
+
+    def published(self, session: Session) -> None:
+        """Pages of a session may be used by others from now on, and their hidden states, too."""
+        if session.feed is not None and session.table is not None:
+            self._kept.store(session.feed, session.table)
 
     def join(
         self,
@@ -91,6 +103,7 @@ class Audience:
             feed.join(stream, wish.spec, max(0, first))
             session.feed = feed
         self._keep(session)
+        self.placed(session)
         if session.phase is Phase.DECODING and not session.in_step:
             self._tell_features(session, stream)
             self._tell_prefix(session, stream)

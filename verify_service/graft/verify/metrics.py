@@ -152,6 +152,11 @@ class _State(Collector):
         yield _total("graft_sessions_failed", "Sessions that ended by an error", tally.failures)
         yield _total("graft_prefill_tokens", "Prefix tokens run", tally.prefilled)
         yield _total("graft_recalled_tokens", "Tokens run again for drafters", tally.recalled)
+        yield _total(
+            "graft_kept_feature_rows",
+            "Hidden states of cached prefixes that were there for drafters",
+            tally.kept_rows,
+        )
         yield _labelled(
             "graft_feature_bytes", "Bytes of hidden states sent", "part", dict(tally.feature_bytes)
         )

@@ -27,12 +27,13 @@ class ProjectionShape:
 class FeatureOffer:
     """What can be had of the target.
 
-    share_bytes: room for recent rows of one session.
+    share_bytes: room for recent rows of one session. kept_bytes: for those of cached pages.
     """
 
     hidden_size: int
     num_layers: int
     share_bytes: int
+    kept_bytes: int = 0
     projections: Mapping[str, ProjectionShape] = field(default_factory=dict)
 
     def check(self, spec: FeatureSpec) -> None:

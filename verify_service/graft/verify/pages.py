@@ -167,6 +167,16 @@ class PageTable:
         self.pages: list[int] = []
 
     @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return self._pool.page_tokens
+
+    @property
+    def keys(self) -> Sequence[PageKey]:
+        """Keys of the first pages, those that were found or published."""
+        return self._keys
+
+    @property
     def capacity(self) -> int:
         """Number of tokens that fit the pages held."""
         return len(self.pages) * self._pool.page_tokens

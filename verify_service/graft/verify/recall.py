@@ -1,9 +1,8 @@
 """Which committed tokens are run once more, for hidden states that a drafter missed.
 
 The states of a cached prefix were never taken by this session, and a drafter that comes late was
-not there when they were: both are gaps of the session's feed. Running the rows again over the
-cached keys costs no memory beside the pages, where keeping states beside every page would cost
-more than the pages do. Knows sessions and pages; knows no tensor.
+not there when they were: both are gaps of the session's feed, where nobody has kept them
+(`KeptRows`). Knows sessions and pages; knows no tensor.
 """
 
 from __future__ import annotations

@@ -194,6 +194,7 @@ class Scheduler:
         """The next step, once something is ready and nothing that is due soon would miss it."""
         assert self._step is None, "a step is planned while one runs"
         for session in self.places.admit():
+            self._audience.placed(session)
             if not session.opened:
                 session.opened = True
                 cached = min(session.kv_length, session.prompt_length)
@@ -376,6 +377,8 @@ class Scheduler:
         session.phase = Phase.DECODING
         session.pages().trim(session.kv_length)
         session.pages().publish(session.prefix.tokens, session.kv_length)
+        if isinstance(work, Chunk):
+            self._audience.published(session)
         kept = len(cut.tokens)
         accepted = min(outcome.accepted, kept)
         accepted_ranks, rejected = (
@@ -436,6 +439,7 @@ class Scheduler:
 
     def _remove(self, session: Session) -> None:
         del self._sessions[session.session_id]
+        self._audience.published(session)
         self.places.remove(session)
         session.shelf.clear()
         if self._budget is not None:

@@ -41,6 +41,7 @@ SERVICE_NAME = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _CLOSE_S = 1.0
 _ENGINE_STOP_S = 10.0
 _WATCH_SHARE = 0.25
+_KEPT_PART = 4  # of the memory for hidden states, one part of so many is for cached pages
 _WATCH_MAX_S = 1.0
 
 
@@ -183,10 +184,12 @@ class VerifyServer:
             chunk_tokens=settings.chunk_tokens,
         )
         capturer = Capturer(target.decoder, loaded.ops, loaded.projections)
+        kept_bytes = loaded.plan.feature_bytes // _KEPT_PART
         offer = FeatureOffer(
             hidden_size=target.config.hidden_size,
             num_layers=target.config.num_layers,
-            share_bytes=loaded.plan.feature_bytes // settings.max_running,
+            share_bytes=(loaded.plan.feature_bytes - kept_bytes) // settings.max_running,
+            kept_bytes=kept_bytes,
             projections=capturer.shapes,
         )
         budget = VerifyBudget() if settings.trim_trees and simulation is None else None

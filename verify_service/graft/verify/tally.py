@@ -35,6 +35,7 @@ class Tally:
     preemptions: int = 0
     failures: int = 0
     recalled: int = 0
+    kept_rows: int = 0
     feature_bytes: Counter[str] = field(default_factory=Counter)
     feature_rows: Counter[str] = field(default_factory=Counter)
     steps: int = 0
