@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +14,16 @@ from graft.bench.ask import Client
 from graft.bench.compare import Asked, Comparison, Taken, measure
 from graft.bench.lineup import Wanted, lineup
 from graft.bench.peers import worker
-from graft.bench.peers.catalog import NAMES, PEERS, Peer, install, interpreter_of, peer_of
-from graft.bench.systems import Gateway, Job, PeerProcess, Written
+from graft.bench.peers.catalog import (
+    NAMES,
+    PEERS,
+    Peer,
+    environment_of,
+    install,
+    interpreter_of,
+    peer_of,
+)
+from graft.bench.systems import Gateway, Job, PeerProcess, PeerRun, Written
 from graft.common.errors import GraftError, InvalidArgument
 from graft.models.storage import Precision
 from graft.testing.cluster import running_cluster
@@ -33,19 +40,21 @@ class Fake:
     log: list[str]
     most_clients: int = 8
     salts: list[str] = field(default_factory=list)
+    lasts: int = 1000
 
-    async def write(self, job: Job, salt: str) -> Written:
+    async def write(self, jobs: Sequence[Job], salt: str) -> list[Written]:
         self.log.append(self.name)
         self.salts.append(salt)
-        await asyncio.sleep(0)
-        return Written(job.max_tokens)
+        if len(self.salts) > self.lasts:
+            raise GraftError("it broke")
+        return [Written(job.max_tokens) for job in jobs]
 
     async def close(self) -> None:
         """Nothing."""
 
 
 def taken(system: str, block: int, seconds: float, tokens: int, category: str = "") -> Taken:
-    return Taken(system, block, category, seconds, (Written(tokens, 2, tokens - 2),))
+    return Taken(system, block, category, seconds, (Written(tokens, 2, (tokens - 2,)),))
 
 
 async def test_systems_take_turns_and_no_prompt_is_cached() -> None:
@@ -66,6 +75,19 @@ async def test_a_system_for_one_client_is_left_out_with_a_line() -> None:
     assert sorted({one.block for one in found.taken}) == [0, 1, 2]
 
 
+async def test_a_system_that_fails_is_left_out_with_a_line_and_the_others_go_on() -> None:
+    log: list[str] = []
+    found = await measure([Fake("a", log), Fake("b", log, lasts=2)], [Asked(JOB, "")] * 3)
+    assert log == ["a", "b", "a", "b", "a", "b", "a"]
+    assert found.systems == ["a"] and len(found.taken) == 3
+    assert found.skipped == ("b: left out, it failed: it broke",)
+
+
+async def test_nothing_is_reported_when_every_system_failed() -> None:
+    with pytest.raises(GraftError, match="a: left out, it failed: it broke"):
+        await measure([Fake("a", [], lasts=0)], [Asked(JOB, "")])
+
+
 def test_a_rate_is_all_tokens_over_median_seconds() -> None:
     found = Comparison(
         1,
@@ -78,8 +100,8 @@ def test_a_rate_is_all_tokens_over_median_seconds() -> None:
     )
     assert found.tokens_per_s("a") == pytest.approx(20 / 5)
     assert found.tokens_per_s("a", "x") == pytest.approx(5)
-    assert found.accept_length("a") == pytest.approx(1 + 32 / 8)
-    assert found.as_json() == {"systems": {"a": 4.0}}
+    assert found.accept_length("a") == pytest.approx(36 / 8)
+    assert found.as_json() == {"systems": {"a": 4.0}, "accept_length": {"a": 4.5}}
     assert [table.title for table in found.page({}).tables][1] == "Tokens/s by category"
 
 
@@ -109,8 +131,9 @@ def scripted(tmp_path: Path, body: str) -> Callable[[pytest.MonkeyPatch], None]:
     return install
 
 
-async def start(mode: str = "plain", peer: str = "transformers", model: str = "m") -> PeerProcess:
-    return await PeerProcess.start("peer", Path(sys.executable), peer, mode, Path(model), 1)
+async def start(mode: str = "plain", model: str = "m") -> PeerProcess:
+    run = PeerRun(peer_of("transformers"), Path(sys.executable), mode, Path(model), 1)
+    return await PeerProcess.start("peer", run)
 
 
 async def test_a_peer_that_cannot_load_ends_with_its_last_line(
@@ -121,17 +144,29 @@ async def test_a_peer_that_cannot_load_ends_with_its_last_line(
         await start()
 
 
-async def test_a_peer_gets_jobs_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_s_error_stands_before_what_it_says_on_its_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ["loading", "(core) ERROR 12:00 ValueError: no such head", "", "destroying the group"]
+    scripted(tmp_path, f"sys.exit({chr(10).join(told)!r})")(monkeypatch)
+    with pytest.raises(GraftError, match=r"peer ended: .*ValueError: no such head$"):
+        await start()
+
+
+async def test_a_peer_gets_a_block_of_jobs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scripted(
         tmp_path,
         "print(json.dumps({'ready': True}), flush=True)\n"
         "for line in sys.stdin:\n"
-        "    print(json.dumps({'tokens': len(json.loads(line)['tokens'])}), flush=True)\n",
+        "    answers = [(len(job['tokens']), 2, [1]) for job in json.loads(line)]\n"
+        "    print(json.dumps({'answers': answers}), flush=True)\n",
     )(monkeypatch)
     peer = await start()
     try:
-        assert (await peer.write(JOB, "")).num_tokens == len(JOB.tokens)
-        assert (await peer.write(JOB, "")).num_tokens == len(JOB.tokens)
+        assert await peer.write([JOB], "") == [Written(len(JOB.tokens), 2, (1,))]
+        assert await peer.write([JOB, JOB], "") == [Written(len(JOB.tokens), 2, (1,))] * 2
     finally:
         await peer.close()
     with pytest.raises(GraftError, match="peer ended"):
@@ -140,9 +175,10 @@ async def test_a_peer_gets_jobs_one_by_one(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("mode", ["plain", "prompt lookup"])
 async def test_transformers_writes_what_it_is_asked_for(tmp_path: Path, mode: str) -> None:
-    peer = await start(mode, model=str(write_tiny_model(tmp_path / "tiny")))
+    peer = await start(mode, str(write_tiny_model(tmp_path / "tiny")))
     try:
-        assert 1 <= (await peer.write(JOB, "")).num_tokens <= JOB.max_tokens
+        (written,) = await peer.write([JOB], "")
+        assert 1 <= written.num_tokens <= JOB.max_tokens
     finally:
         await peer.close()
 
@@ -154,6 +190,16 @@ def test_a_peer_s_own_environment_goes_before_ours(tmp_path: Path) -> None:
     own.parent.mkdir(parents=True)
     own.write_text("")
     assert interpreter_of(peer, tmp_path) == own
+
+
+def test_a_peer_starts_with_the_libraries_it_asks_for_where_they_are(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    peer = Peer("p", "p", (), {}, preload=("libone.so", "libtwo.so"))
+    assert environment_of(peer, python, 3) == {"OMP_NUM_THREADS": "3"}
+    there = tmp_path / "lib" / "libtwo.so"
+    there.parent.mkdir()
+    there.write_text("")
+    assert environment_of(peer, python, 3)["LD_PRELOAD"] == str(there)
 
 
 async def test_an_install_that_fails_leaves_no_half_environment(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ class Acceptance:
     def as_json(self) -> dict[str, Any]:
         """One object a drafter: accept length by way, then `per_position` of its first way."""
         found: dict[str, Any] = {}
-        for drafter in DRAFTERS:
+        others = (one.drafter for one in self.measured)
+        for drafter in dict.fromkeys([*DRAFTERS, *others, *self.absent]):
             ways = [one for one in self.measured if one.drafter == drafter]
             if not ways:
                 found[drafter] = {"absent": self.absent.get(drafter, "not asked for")}

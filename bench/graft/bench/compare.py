@@ -6,7 +6,6 @@ tokens/s are all its tokens over all these seconds, prefill included.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections import defaultdict
@@ -16,6 +15,7 @@ from typing import Any
 
 from graft.bench.report.page import Bars, Page, Table
 from graft.bench.systems import Job, System, Written
+from graft.common.errors import GraftError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,25 @@ class Comparison:
         return tokens / seconds if seconds else 0.0
 
     def accept_length(self, system: str) -> float | None:
-        """Tokens of a round, bonus included; None where the system does not say."""
+        """Tokens of a round, bonus included; None where the system does not say.
+
+        The first token of an answer is the prompt's.
+        """
         written = [answer for one in self.taken if one.system == system for answer in one.written]
         rounds = sum(answer.num_rounds for answer in written)
         if not rounds:
             return None
-        return 1.0 + sum(answer.num_accepted for answer in written) / rounds
+        return sum(answer.num_tokens - 1 for answer in written) / rounds
 
     def as_json(self) -> dict[str, Any]:
-        """One object for machines."""
-        return {"systems": {name: round(self.tokens_per_s(name), 2) for name in self.systems}}
+        """One object for machines; accept lengths of those that say theirs."""
+        lengths = {name: self.accept_length(name) for name in self.systems}
+        return {
+            "systems": {name: round(self.tokens_per_s(name), 2) for name in self.systems},
+            "accept_length": {
+                name: round(length, 3) for name, length in lengths.items() if length is not None
+            },
+        }
 
     def page(self, facts: dict[str, str]) -> Page:
         """The report: bars, tokens/s by category and every block."""
@@ -134,17 +143,27 @@ async def measure(
 ) -> Comparison:
     """Asks every block of every system that takes so many at once; the first block warms up.
 
+    A system that fails is left out from there on, and of what is reported, with a line.
+
     Raises:
-        GraftError: a system failed.
+        GraftError: all have failed.
     """
     able = [system for system in systems if system.most_clients >= clients]
-    out = [f"{one.name}: takes one client at a time" for one in systems if one not in able]
+    out = [f"{one.name}: {_too_few(one)}" for one in systems if one not in able]
     blocks = [asked[start : start + clients] for start in range(0, len(asked), clients)]
     taken: list[Taken] = []
     for repeat in range(-1, repeats):
         for number, block in enumerate(blocks if repeat >= 0 else blocks[:1]):
-            for system in able:
-                one = await _take(system, number, block, f"{repeat}-{number}")
+            for system in list(able):
+                try:
+                    one = await _take(system, number, block, f"{repeat}-{number}")
+                except GraftError as error:
+                    able.remove(system)
+                    taken = [other for other in taken if other.system != system.name]
+                    out.append(f"{system.name}: left out, it failed: {error}")
+                    if not able:
+                        raise GraftError("; ".join(out)) from None
+                    continue
                 if repeat >= 0:
                     taken.append(one)
                 if on_block is not None:
@@ -152,10 +171,13 @@ async def measure(
     return Comparison(clients, tuple(taken), (*skipped, *out))
 
 
+def _too_few(system: System) -> str:
+    most = system.most_clients
+    return "takes one client at a time" if most == 1 else f"takes at most {most} clients at a time"
+
+
 async def _take(system: System, number: int, block: Sequence[Asked], salt: str) -> Taken:
     began = time.perf_counter()
-    written = await asyncio.gather(
-        *(system.write(one.job, f"{salt}-{place}") for place, one in enumerate(block))
-    )
+    written = await system.write([one.job for one in block], salt)
     seconds = time.perf_counter() - began
     return Taken(system.name, number, block[0].category, seconds, tuple(written))

@@ -13,7 +13,7 @@ from pathlib import Path
 from graft.bench.ask import Client
 from graft.bench.peers.catalog import Peer, default_folder, install, interpreter_of, peer_of
 from graft.bench.services import Setup, running
-from graft.bench.systems import Gateway, PeerProcess, System
+from graft.bench.systems import Gateway, PeerProcess, PeerRun, System
 from graft.common.errors import GraftError
 from graft.common.model_cache import Progress
 from graft.common.model_files import ModelFiles, resolve
@@ -121,4 +121,4 @@ async def _start(title: str, mode: str, peer: Peer, python: Path, wanted: Wanted
     if peer.gguf and files.gguf is None:
         raise GraftError(f"model {files.name} has no GGUF file")
     model = files.gguf if peer.gguf and files.gguf is not None else files.folder
-    return await PeerProcess.start(title, python, peer.name, mode, model, wanted.threads)
+    return await PeerProcess.start(title, PeerRun(peer, python, mode, model, wanted.threads))

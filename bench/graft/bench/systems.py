@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +17,15 @@ from typing import Any, Protocol
 
 from graft.bench.ask import Client
 from graft.bench.peers import worker
+from graft.bench.peers.catalog import Peer, environment_of
 from graft.common.errors import GraftError
 
 _LOAD_S = 600.0
 _ANSWER_S = 600.0
 _END_S = 10.0
+_LONGEST_LINE = 1 << 20
+# For example "ValueError: no such head", or the same behind a logger's words.
+_ERROR = re.compile(r"(?:.*\s)?[A-Za-z_.]*(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +40,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an answer came to; rounds and accepted are 0 where the system does not say."""
+    """What an answer came to.
+
+    num_rounds: forwards after the prompt's, those with nothing to verify included; 0 where the
+        system does not say.
+    per_position: accepted tokens at each depth, the first below the root first.
+    """
 
     num_tokens: int
     num_rounds: int = 0
-    num_accepted: int = 0
+    per_position: tuple[int, ...] = ()
 
 
 class System(Protocol):
@@ -53,8 +65,8 @@ class System(Protocol):
         """Jobs that it takes at a time."""
         ...
 
-    async def write(self, job: Job, salt: str) -> Written:
-        """Answers one job; no cache of another salt is used."""
+    async def write(self, jobs: Sequence[Job], salt: str) -> list[Written]:
+        """Answers jobs that are asked at once; no cache of another salt is used."""
         ...
 
     async def close(self) -> None:
@@ -67,13 +79,21 @@ class Gateway:
 
     most_clients = 1 << 10
 
-    def __init__(self, name: str, client: Client, speculation: str) -> None:
+    def __init__(self, name: str, client: Client, speculation: str | Mapping[str, Any]) -> None:
         self.name = name
         self._client = client
         self._speculation = speculation
 
-    async def write(self, job: Job, salt: str) -> Written:
-        """One text completion."""
+    async def write(self, jobs: Sequence[Job], salt: str) -> list[Written]:
+        """One text completion each."""
+        return await asyncio.gather(
+            *(self._complete(job, f"{salt}-{place}") for place, job in enumerate(jobs))
+        )
+
+    async def close(self) -> None:
+        """Nothing: the client and the services belong to whoever made them."""
+
+    async def _complete(self, job: Job, salt: str) -> Written:
         body = {
             "model": self._client.model,
             "prompt": job.tokens,
@@ -88,42 +108,59 @@ class Gateway:
         return Written(
             answer["usage"]["completion_tokens"],
             record.get("num_rounds", 0),
-            record.get("num_accepted_draft_tokens", 0),
+            tuple(record.get("accepted_per_position", ())),
         )
 
-    async def close(self) -> None:
-        """Nothing: the client and the services belong to whoever made them."""
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """How a peer is run. mode: see the catalog. model: a folder, or a GGUF file."""
+
+    peer: Peer
+    python: Path
+    mode: str
+    model: Path
+    threads: int
+
+    def words(self) -> list[str]:
+        """The command line."""
+        settings = {
+            "peer": self.peer.name,
+            "mode": self.mode,
+            "model": str(self.model),
+            "threads": self.threads,
+        }
+        return [str(self.python), "-P", worker.__file__, json.dumps(settings)]
+
+    def environment(self) -> dict[str, str]:
+        """All variables of its process."""
+        return {**os.environ, **environment_of(self.peer, self.python, self.threads)}
 
 
 class PeerProcess:
-    """A peer in its own environment, one job at a time."""
+    """A peer in its own environment, one block of jobs at a time."""
 
-    most_clients = 1
-
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, most_clients: int, process: asyncio.subprocess.Process) -> None:
         self.name = name
+        self.most_clients = most_clients
         self._process = process
 
     @classmethod
-    async def start(
-        cls, name: str, python: Path, peer: str, mode: str, model: Path, threads: int
-    ) -> PeerProcess:
+    async def start(cls, name: str, run: PeerRun) -> PeerProcess:
         """Starts it and waits until its model is loaded.
 
         Raises:
             GraftError: it ended instead; the message has the last line it said.
         """
-        settings = {"peer": peer, "mode": mode, "model": str(model), "threads": threads}
         process = await asyncio.create_subprocess_exec(
-            str(python),
-            "-P",
-            worker.__file__,
-            json.dumps(settings),
+            *run.words(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=run.environment(),
+            limit=_LONGEST_LINE,
         )
-        system = cls(name, process)
+        system = cls(name, run.peer.most_clients, process)
         system._errors = asyncio.create_task(system._listen())
         try:
             await system._line(_LOAD_S)
@@ -132,12 +169,23 @@ class PeerProcess:
             raise
         return system
 
-    async def write(self, job: Job, salt: str) -> Written:
-        """One answer; peers are run without caches between prompts, so the salt is not needed."""
+    async def write(self, jobs: Sequence[Job], salt: str) -> list[Written]:
+        """Answers; peers are run without caches between prompts, so the salt is not needed.
+
+        Raises:
+            GraftError: it ended, or says nothing; the message has the last line it said.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
-        await self._process.stdin.drain()
-        return Written(int((await self._line(_ANSWER_S))["tokens"]))
+        lines = json.dumps([asdict(job) for job in jobs])
+        # One that has ended says so when it is read from.
+        with suppress(ConnectionError):
+            self._process.stdin.write(lines.encode() + b"\n")
+            await self._process.stdin.drain()
+        found = await self._line(_ANSWER_S)
+        return [
+            Written(tokens, rounds, tuple(per_position))
+            for tokens, rounds, per_position in found["answers"]
+        ]
 
     async def close(self) -> None:
         """Ends the process."""
@@ -168,7 +216,21 @@ class PeerProcess:
         return found
 
     async def _listen(self) -> None:
-        """Keeps the error stream read, and its last line."""
+        """Keeps the error stream read, and of its lines the last that names an error, or the last.
+
+        What a library says while it is torn down stands behind the error that ended it.
+        """
         assert self._process.stderr is not None
-        while said := await self._process.stderr.readline():
-            self._last_said = said.decode(errors="replace").strip() or self._last_said
+        named = False
+        while True:
+            try:
+                said = await self._process.stderr.readline()
+            except ValueError:
+                # Longer than the stream takes, and dropped by it.
+                continue
+            if not said:
+                return
+            line = said.decode(errors="replace").strip()
+            names = _ERROR.match(line) is not None
+            if line and (names or not named):
+                self._last_said, named = line, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,12 +31,13 @@ from graft.cli.bench_screen import (
     progress_of,
     say,
 )
-from graft.common.errors import InvalidArgument
+from graft.common.errors import GraftError, InvalidArgument
 from graft.common.model_files import EMBEDDED
 from graft.draft.shipped import shipped_for
 
 if TYPE_CHECKING:
     from graft.bench.accept_length import Acceptance, Way
+    from graft.bench.peer_acceptance import Asked
 
 _TREE_DEADLINE_MS = 10_000
 _STALL_S = 600.0
@@ -76,6 +77,9 @@ def run_acceptance(
         Features | None,
         typer.Option(help="How hidden states travel; fused ones behind EAGLE-3's projection."),
     ] = None,
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="Run the EAGLE-3 checkpoint in vLLM's CPU build too.")
+    ] = False,
     prompts_file: Prompts = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -122,8 +126,15 @@ def run_acceptance(
     start = _Start(
         model, precision, threads or machine.cores(), config, max_tokens, seed, clients, features
     )
-    with progress_of("answers", len(lineup.ways) * len(questions)) as advance:
-        found = uvloop.run(_measure(start, lineup, questions, advance))
+    if vllm and "eagle3" not in lineup.checkpoints:
+        raise InvalidArgument(
+            "--vllm runs an EAGLE-3 checkpoint, and none is measured", field="vllm"
+        )
+    with progress_of("answers", (len(lineup.ways) + vllm) * len(questions)) as advance:
+        found, asked = uvloop.run(_measure(start, lineup, questions, advance))
+        if vllm:
+            checkpoint = lineup.checkpoints["eagle3"]
+            found = uvloop.run(_with_vllm(found, start, checkpoint, asked, advance))
     finish(found.page(head), report, as_json, tables=3)
 
 
@@ -196,10 +207,32 @@ def _lineup(model: str, given: Mapping[str, str], wanted: Sequence[str]) -> Line
     )
 
 
+async def _with_vllm(
+    found: Acceptance,
+    start: _Start,
+    checkpoint: str,
+    questions: Sequence[Asked],
+    advance: Callable[[], None],
+) -> Acceptance:
+    """The same questions to vLLM, or why it could not answer them."""
+    from graft.bench.peer_acceptance import VLLM_EAGLE3, measure_vllm, vllm_run
+
+    say("starting vllm", 0.0)
+    try:
+        run = vllm_run(start.model, checkpoint, start.threads)
+        theirs = await measure_vllm(run, questions, max_tokens=start.max_tokens, on_answer=advance)
+    except GraftError as error:
+        return replace(found, absent={**found.absent, VLLM_EAGLE3: str(error)})
+    return replace(found, measured=(*found.measured, theirs))
+
+
 async def _measure(
     start: _Start, lineup: Lineup, questions: Sequence[Prompt], advance: Callable[[], None]
-) -> Acceptance:
+) -> tuple[Acceptance, list[Asked]]:
+    """Also the questions in token ids."""
     from graft.bench.accept_length import measure
+    from graft.bench.ask import Client
+    from graft.bench.peer_acceptance import Asked
     from graft.bench.services import Setup, running
 
     content: dict[str, Any] = {}
@@ -228,7 +261,9 @@ async def _measure(
         say("starting the services", 0.0)
         setup = Setup(start.model, start.precision, start.threads, file)
         async with running(setup) as addresses:
-            return await measure(
+            async with Client(addresses.url) as client:
+                asked = [Asked(await client.tokenize(one.text), one.category) for one in questions]
+            found = await measure(
                 addresses.url,
                 lineup.ways,
                 questions,
@@ -238,3 +273,4 @@ async def _measure(
                 absent=lineup.absent,
                 on_answer=advance,
             )
+    return found, asked

@@ -29,6 +29,7 @@ from graft.cli.bench_screen import (
     say,
 )
 from graft.common.model_files import EMBEDDED
+from graft.draft.shipped import shipped_for
 
 if TYPE_CHECKING:
     from graft.bench.compare import Comparison
@@ -44,7 +45,9 @@ def run_compare(
     install: Annotated[
         str, typer.Option(help="Peers to install first, each into its own environment.")
     ] = "",
-    eagle3: Annotated[str, typer.Option(help="Checkpoint for vLLM's EAGLE-3.")] = "",
+    eagle3: Annotated[
+        str, typer.Option(help="Checkpoint for vLLM's EAGLE-3; ours for the model by default.")
+    ] = "",
     prompts_file: Prompts = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 128,
@@ -69,7 +72,7 @@ def run_compare(
         [peer_of(name).name for name in _names(peers)],
         threads or machine.cores(),
         [peer_of(name).name for name in _names(install)],
-        eagle3,
+        str(Path(eagle3).expanduser().resolve()) if eagle3 else _shipped_eagle3(model),
         config,
         peers_folder,
     )
@@ -115,6 +118,12 @@ async def _compare(
                 skipped=up.skipped,
                 on_block=advance,
             )
+
+
+def _shipped_eagle3(model: str) -> str:
+    """The checkpoint that comes with Graft for this target, or nothing."""
+    ours = {one.proposer: one.folder for one in shipped_for(model)}
+    return str(ours.get("eagle3", ""))
 
 
 def _names(words: str) -> list[str]:

