@@ -158,6 +158,10 @@ def test_the_layers_of_a_shallow_target_are_named_in_the_file(
     other = tiny_trainee(shallow)
     net = loaded(other, shallow, tmp_path / "two")
     assert net.needs is not None and net.needs.layers == other.layers == (0, 1, 2)
+    # vLLM reads the ids at the top and SGLang those inside, one lower for the same state.
+    said = json.loads((tmp_path / "two/config.json").read_text())
+    ids = "eagle_aux_hidden_state_layer_ids"
+    assert (said[ids], said["eagle_config"][ids]) == ([0, 1, 2], [-1, 0, 1])
 
 
 def test_a_head_goes_on_from_its_file_with_another_vocabulary(

@@ -17,6 +17,7 @@ from torch import Tensor
 from graft.common.errors import InvalidArgument
 from graft.train.eagle3 import Eagle3Net
 
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _SHARED_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -138,10 +139,12 @@ def _config(net: Eagle3Net, target: Eagle3Target) -> dict[str, Any]:
     }
     layers, count = target.layers, target.num_layers
     if layers != (2, count // 2, count - 3):
-        # There an id names the layer that ends in the state, not the one that the state enters.
-        ids = [layer - 1 for layer in layers]
+        # vLLM looks here first, and counts as we do.
+        config[_LAYER_IDS] = list(layers)
+        # SGLang looks only here; an id names the layer that ends in the state, not the one that
+        # the state enters.
         config["eagle_config"] = {
-            "eagle_aux_hidden_state_layer_ids": ids,
+            _LAYER_IDS: [layer - 1 for layer in layers],
             "use_aux_hidden_state": True,
         }
     return config
