@@ -20,6 +20,7 @@ from graft.draft.kv import Lane
 from graft.draft.law import Children, Noise, RowLaw, best_children, draw_children
 from graft.draft.proposers.base import Sampled
 from graft.draft.prune import pruned
+from graft.draft.ran import Ran
 from graft.draft.rows import Part, tree_part
 from graft.kernels.cpu.build_tree import parents_of_candidates
 from graft.kernels.reference.candidates import organize_draft_results, select_top_k_tokens
@@ -153,7 +154,7 @@ class Growth:
         topk, step = self.shape.topk, len(self._levels) - 1
         parents = self._parent_rows.numpy()
         paths = self._paths[parents].reshape(len(self.stems), topk, step)
-        local = parents.reshape(len(self.stems), topk) % topk
+        local = (parents % topk if step else np.zeros_like(parents)).reshape(-1, topk)
         self.run.append(RunLevel(self._tokens.numpy().reshape(-1, topk), local.astype(np.int32)))
         if self._scratch is None:
             spans = [(stem.lane, stem.lane.length) for stem in self.stems]
@@ -201,28 +202,13 @@ class Growth:
                 trees[line] = Sampled(tree, tuple(level[line] for level in levels))
         return trees
 
-    def state(self, line: int, node: int) -> Tensor:
-        """[hidden]: what the network made of a run node of tree `line`, numbered as it was run."""
-        step, beam = divmod(node, self.shape.topk)
-        return self.states[step][line * self.shape.topk + beam]
-
-    def followed(self, line: int, tokens: Sequence[int]) -> list[int]:
-        """Run nodes of tree `line` on the path `tokens`, numbered as they were run.
-
-        Node i was written to the lane's slot length + i.
-        """
-        found: list[int] = []
-        beam = -1
-        for step, level in enumerate(self.run):
-            if step >= len(tokens):
-                break
-            match = [
-                one
-                for one, token in enumerate(level.tokens[line].tolist())
-                if token == tokens[step] and (step == 0 or int(level.parents[line, one]) == beam)
-            ]
-            if not match:
-                break
-            beam = match[0]
-            found.append(step * self.shape.topk + beam)
-        return found
+    def ran(self, line: int) -> Ran:
+        """What passed through the network of tree `line`."""
+        topk = self.shape.topk
+        own = slice(line * topk, (line + 1) * topk)
+        return Ran(
+            topk,
+            [token for level in self.run for token in level.tokens[line].tolist()],
+            [beam for level in self.run for beam in level.parents[line].tolist()],
+            torch.cat([states[own] for states in self.states]) if self.states else None,
+        )

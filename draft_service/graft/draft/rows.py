@@ -95,19 +95,24 @@ def step_rows(parts: Sequence[Part]) -> StepRows:
     counts = [len(part.positions) for part in parts]
     extra_ptr = np.zeros(sum(counts) + 1, np.int32)
     np.cumsum(np.concatenate([_widths(part) for part in parts]), out=extra_ptr[1:])
-    most = max(len(part.lane.pages) for part in parts)
-    table = np.full((len(parts), most), -1, np.int32)
-    for line, part in zip(table, parts, strict=True):
-        line[: len(part.lane.pages)] = part.lane.pages
     return StepRows(
         positions=torch.from_numpy(np.concatenate([part.positions for part in parts])),
         write_slots=torch.from_numpy(np.concatenate([part.write_slots for part in parts])),
         sequence=torch.from_numpy(np.repeat(np.arange(len(parts), dtype=np.int32), counts)),
-        page_table=torch.from_numpy(table),
+        page_table=page_table([part.lane for part in parts]),
         prefix_len=torch.from_numpy(np.concatenate([part.prefix_len for part in parts])),
         extra_ptr=torch.from_numpy(extra_ptr),
         extra_slots=torch.from_numpy(np.concatenate([_flat(part) for part in parts])),
     )
+
+
+def page_table(lanes: Sequence[Lane]) -> torch.Tensor:
+    """[lanes, max_pages], int32: physical pages of each lane, -1 past its end."""
+    most = max(len(lane.pages) for lane in lanes)
+    table = np.full((len(lanes), most), -1, np.int32)
+    for line, lane in zip(table, lanes, strict=True):
+        line[: len(lane.pages)] = lane.pages
+    return torch.from_numpy(table)
 
 
 def _widths(part: Part) -> IntArray:

@@ -167,6 +167,94 @@ class Stack(Protocol):
         """In place: hidden [rows, width] passes through `layers`, keys and values are written."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentSpec:
+    """A draft network of the EAGLE-3 kind, its weights packed by the ops that will run it.
+
+    embedding: [vocab, hidden]. embedding_norm, hidden_norm: [hidden], the two halves that the first
+        layer's attention reads side by side; its own attention_norm is not used.
+    final_norm: [hidden], before the head. token_ids: [head outputs], int64, the target's id of each
+        column; None is the identity.
+    norm_before_residual: the residual is the normed state. norm_output: the normed output is what
+        the next step reads.
+    """
+
+    embedding: Tensor
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    layers: tuple[LayerSpec, ...]
+    final_norm: Tensor
+    head: Linear
+    token_ids: Tensor | None
+    norm_before_residual: bool
+    norm_output: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BushStem:
+    """Where one draft tree grows, and its shape: children, levels, and nodes with the root.
+
+    Candidates are numbered and picked as in graft.kernels.reference.candidates, but a tree of
+    topk 1 is its chain, whatever the scores. A node that passes through the network is numbered
+    step * topk + beam, and its key goes that many slots behind what is cached.
+
+    position: of a child of the root. cached: leading slots of the stem's pages that all nodes see.
+    noise: [draft vocab], float32, of each level, for a target whose choice hangs on it: children
+        are ranked by logit + temperature * noise within the filters. None ranks by the logit.
+    """
+
+    topk: int
+    num_steps: int
+    num_nodes: int
+    position: int
+    cached: int
+    noise: tuple[Tensor, ...] | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bush:
+    """What grew from a stem.
+
+    tokens, parents, scores: [num_nodes - 1], parents first and the root node 0; scores are logs of
+        the probability of the whole path, -inf for what cannot be taken.
+    run_tokens, run_parents: [topk * (num_steps - 1)], the nodes that passed through the network;
+        parents are beams of the level before. states: [as many, hidden], what it made of them.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+    run_tokens: list[int]
+    run_parents: list[int]
+    states: Tensor
+
+
+class Recurrent(Protocol):
+    """A draft network that runs, and grows whole trees, in one call each."""
+
+    def forward(self, tokens: Tensor, hidden: Tensor, rows: StepRows, kv: KvCache) -> Tensor:
+        """Runs rows and writes their keys and values, with the bits of the single ops.
+
+        tokens: [rows] int32; hidden: [rows, hidden] -> [rows, hidden], what the next step takes.
+        """
+
+    def grow(
+        self, roots: Tensor, stems: Sequence[BushStem], page_table: Tensor, kv: KvCache
+    ) -> list[Bush]:
+        """A tree for each stem, level by level for all of them at once.
+
+        roots: [stems, hidden], what `forward` gave for the last row of each.
+        page_table: [stems, max_pages] int32, as in StepRows.
+
+        Raises:
+            ValueError: a row of logits holds NaN or +inf, or the filters leave nothing of it.
+        """
+
+
 class Ops(Protocol):
     """What a device computes. Inputs and outputs are contiguous float32 unless said otherwise.
 
@@ -222,6 +310,9 @@ class Ops(Protocol):
 
     def stack(self, layers: Sequence[LayerSpec]) -> Stack | None:
         """The layers as one call; None where this device runs them op by op."""
+
+    def recurrent(self, spec: RecurrentSpec) -> Recurrent | None:
+        """The draft network in calls of its own; None where this device runs it op by op."""
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32, the target's own token after each row; -1 where

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graft.draft.features import FeatureNeed
 from graft.draft.kv import KvShape
-from graft.kernels.ops import KvCache, StepRows
+from graft.kernels.ops import KvCache, Recurrent, StepRows
 
 
 class DraftNet(Protocol):
@@ -20,6 +20,7 @@ class DraftNet(Protocol):
     vocab_size: ids it can embed. token_ids: [draft vocab], int64, the target's id of each column
         of its logits; None is the identity.
     context_length: slots it can hold.
+    recurrent: grows its trees in one call; None where they are grown level by level.
     """
 
     @property
@@ -34,6 +35,8 @@ class DraftNet(Protocol):
     def token_ids(self) -> Tensor | None: ...
     @property
     def context_length(self) -> int: ...
+    @property
+    def recurrent(self) -> Recurrent | None: ...
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's states as they come, [rows, width] -> what `forward` takes as hidden."""

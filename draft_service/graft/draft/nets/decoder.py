@@ -6,7 +6,7 @@ from torch import Tensor
 
 from graft.draft.features import FeatureNeed
 from graft.draft.kv import KvShape
-from graft.kernels.ops import KvCache, StepRows
+from graft.kernels.ops import KvCache, Recurrent, StepRows
 from graft.models.load import Target
 
 
@@ -16,6 +16,7 @@ class DecoderNet:
     shift = 0
     needs: FeatureNeed | None = None
     token_ids: Tensor | None = None
+    recurrent: Recurrent | None = None
 
     def __init__(self, model: Target) -> None:
         config = model.config

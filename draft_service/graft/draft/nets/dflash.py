@@ -18,7 +18,7 @@ from torch import Tensor
 from graft.draft.features import FeatureNeed
 from graft.draft.kv import KvShape
 from graft.draft.rows import Sight
-from graft.kernels.ops import KvCache, Linear, Ops, RopeTable, StepRows
+from graft.kernels.ops import KvCache, Linear, Ops, Recurrent, RopeTable, StepRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +92,7 @@ class DflashNet:
     """A loaded DFlash drafter. `forward` takes context in; `draft` guesses blocks."""
 
     shift = 1
+    recurrent: Recurrent | None = None
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graft.draft.features import FeatureNeed
 from graft.draft.kv import KvShape
-from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, Recurrent, StepRows
 from graft.models.block import attention, layer_, mlp
 
 
@@ -36,6 +36,7 @@ class EagleNet:
     """A loaded EAGLE head."""
 
     shift = 1
+    recurrent: Recurrent | None = None
 
     def __init__(
         self,

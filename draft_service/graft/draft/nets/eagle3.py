@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graft.draft.features import FeatureNeed
 from graft.draft.nets.eagle import kv_shape
-from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, RecurrentSpec, StepRows
 from graft.models.block import attention, layer_, mlp
 
 
@@ -76,6 +76,7 @@ class Eagle3Net:
         self._ops = ops
         self._variant = variant or Eagle3Variant()
         self._eps = weights.layers[0].eps
+        self.recurrent = ops.recurrent(_spec(weights, token_ids, self._variant))
 
     def fuse(self, features: Tensor) -> Tensor:
         """[rows, states] -> [rows, hidden]."""
@@ -94,6 +95,11 @@ class Eagle3Net:
     def forward(self, tokens: Tensor, hidden: Tensor | None, rows: StepRows, kv: KvCache) -> Tensor:
         """[rows, hidden]: the output before the final norm, or after it with norm_output."""
         assert hidden is not None, "EAGLE-3 reads the target's states"
+        if self.recurrent is not None:
+            return self.recurrent.forward(tokens, hidden, rows, kv)
+        return self._by_ops(tokens, hidden, rows, kv)
+
+    def _by_ops(self, tokens: Tensor, hidden: Tensor, rows: StepRows, kv: KvCache) -> Tensor:
         ops, weights = self._ops, self.weights
         embedded = ops.embed(tokens, weights.embedding)
         normed = ops.rms_norm(hidden, weights.hidden_norm, self._eps)
@@ -115,3 +121,19 @@ class Eagle3Net:
 
     def _final(self, hidden: Tensor) -> Tensor:
         return self._ops.rms_norm(hidden, self.weights.final_norm, self._eps)
+
+
+def _spec(
+    weights: Eagle3Weights, token_ids: Tensor | None, variant: Eagle3Variant
+) -> RecurrentSpec:
+    return RecurrentSpec(
+        embedding=weights.embedding,
+        embedding_norm=weights.embedding_norm,
+        hidden_norm=weights.hidden_norm,
+        layers=weights.layers,
+        final_norm=weights.final_norm,
+        head=weights.head,
+        token_ids=token_ids,
+        norm_before_residual=variant.norm_before_residual,
+        norm_output=variant.norm_output,
+    )

@@ -18,7 +18,7 @@ from graft.draft.features import FeatureNeed
 from graft.draft.kv import KvShape
 from graft.draft.nets.eagle import kv_shape
 from graft.draft.nets.gated import Gates, gated_attention
-from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, StepRows
+from graft.kernels.ops import KvCache, LayerSpec, Linear, Ops, Recurrent, StepRows
 from graft.models.block import attention, mlp
 
 
@@ -55,6 +55,7 @@ class MtpNet:
 
     shift = 1
     token_ids: Tensor | None = None
+    recurrent: Recurrent | None = None
 
     def __init__(
         self, weights: MtpWeights, ops: Ops, target_layers: int, context_length: int
@@ -93,6 +94,7 @@ class MultiLayerNet:
 
     shift = 1
     token_ids: Tensor | None = None
+    recurrent: Recurrent | None = None
 
     def __init__(
         self,

@@ -49,18 +49,18 @@ class BranchingProposer(ModelProposer):
             return None
         if state.lane.length + len(tokens) > self.net.context_length:
             return None
-        grown = state.grown if tokens else None
-        num_run = 0 if grown is None else grown.shape.num_run
+        ran = state.ran if tokens else None
+        num_run = 0 if ran is None else ran.num_run
         try:
             lane = self.kv.fork(state.lane, state.lane.length + num_run)
         except OutOfPages:
             return None
         branch = Seat(mirror, tier, ModelState(lane, state.noise, state.hidden))
-        if grown is not None:
-            followed = grown.followed(state.line, tokens)
+        if ran is not None:
+            followed = ran.followed(tokens)
             self.move(lane, num_run, followed)
             if followed:
-                state_of(branch).hidden = grown.state(state.line, followed[-1])
+                state_of(branch).hidden = ran.state(followed[-1])
         return branch
 
     def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ from torch import Tensor
 from graft.common import log
 from graft.common.tier import Tier
 from graft.common.tree import Tree
+from graft.draft.bush import grow_bush
 from graft.draft.expand import Growth, Shape, Stem
 from graft.draft.kv import DraftKv, Lane, OutOfPages
 from graft.draft.law import Noise
+from graft.draft.levels import grow_levels
 from graft.draft.mirror import Mirror
 from graft.draft.nets.base import DraftNet
 from graft.draft.proposers.base import ProposerInfo, Sampled, Seat
-from graft.draft.rows import Part, prefix_part, step_rows
+from graft.draft.ran import Ran
+from graft.draft.rows import prefix_part, step_rows
 from graft.kernels.ops import Ops
 
 _log = log.get("model")
@@ -60,15 +63,14 @@ class ModelState:
     """What a session keeps between trees.
 
     hidden: [hidden], what `forward` gave for the last committed slot; None before it was run.
-    grown, line: the growth of its last tree and its place in it; None when none was grown since
-        the last catch-up.
+    ran: what passed through the network for its last tree; None when none was grown since the last
+        catch-up.
     """
 
     lane: Lane
     noise: Noise
     hidden: Tensor | None = None
-    grown: Growth | None = None
-    line: int = field(default=0)
+    ran: Ran | None = None
 
 
 class ModelProposer:
@@ -121,7 +123,7 @@ class ModelProposer:
             state = state_of(seat)
             self.keep(seat)
             self._align(seat)
-            state.grown = None
+            state.ran = None
             state.noise.forget(len(seat.mirror.prefix))
             stop = min(self.goal(seat), self._known(seat))
             try:
@@ -187,24 +189,30 @@ class ModelProposer:
         lane.length += len(followed)
 
     def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> Sequence[Tree | Sampled | None]:
-        """Trees for the places in `ready`, level by level for all of them at once."""
+        """Trees for the places in `ready`, grown side by side."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
-        groups = self._groups(batch, ready)
-        if not groups:
-            return trees
-        growths = []
-        for (shape, _), places in groups.items():
-            stems = [self._stem(batch[place]) for place in places]
-            growths.append(Growth(stems, shape, self.net.token_ids))
-            for line, place in enumerate(places):
-                state = state_of(batch[place])
-                state.grown, state.line = growths[-1], line
-        order = [place for places in groups.values() for place in places]
-        hidden = torch.stack([hidden_of(batch[place]) for place in order])
-        self._levels(growths, hidden)
-        for growth, places in zip(growths, groups.values(), strict=True):
-            for place, tree in zip(places, growth.proposals(), strict=True):
-                trees[place] = tree
+        whole, levels = [], {}
+        for (shape, drawn), places in self._groups(batch, ready).items():
+            if drawn or self.net.recurrent is None:
+                levels[shape, drawn] = places
+            else:
+                whole += [(place, shape) for place in places]
+        if whole and self.net.recurrent is not None:
+            stems = [(self._stem(batch[place]), shape) for place, shape in whole]
+            hidden = _hidden_of(batch, [place for place, _ in whole])
+            grown = grow_bush(self.net.recurrent, stems, hidden, self.kv.cache)
+            for (place, _), one in zip(whole, grown, strict=True):
+                trees[place], state_of(batch[place]).ran = one
+        if levels:
+            growths = [
+                Growth([self._stem(batch[place]) for place in places], shape, self.net.token_ids)
+                for (shape, _), places in levels.items()
+            ]
+            order = [place for places in levels.values() for place in places]
+            grow_levels(self.net, growths, _hidden_of(batch, order), self.kv.cache)
+            for growth, places in zip(growths, levels.values(), strict=True):
+                for line, (place, tree) in enumerate(zip(places, growth.proposals(), strict=True)):
+                    trees[place], state_of(batch[place]).ran = tree, growth.ran(line)
         return trees
 
     def _groups(
@@ -245,31 +253,6 @@ class ModelProposer:
             noise=state.noise,
             vocab_size=mirror.limits.vocab_size,
         )
-
-    def _levels(self, growths: Sequence[Growth], hidden: Tensor) -> None:
-        """Grows all levels. hidden: [stems of all growths, hidden]."""
-        sizes = [len(growth.stems) for growth in growths]
-        growing = list(growths)
-        while True:
-            logits = self.net.logits(hidden).split(sizes)
-            states = hidden.split(sizes)
-            parts: list[Part] = []
-            kept: list[Tensor] = []
-            still = []
-            for growth, rows, state in zip(growing, logits, states, strict=True):
-                growth.add(rows)
-                if not growth.done:
-                    still.append(growth)
-                    parts += growth.parts()
-                    kept.append(state[growth.parent_rows])
-            if not still:
-                return
-            tokens = torch.cat([growth.tokens for growth in still])
-            hidden = self.net.forward(tokens, torch.cat(kept), step_rows(parts), self.kv.cache)
-            growing = still
-            sizes = [len(growth.tokens) for growth in growing]
-            for growth, run in zip(growing, hidden.split(sizes), strict=True):
-                growth.states.append(run)
 
     def _known(self, seat: Seat) -> int:
         """The length a lane can have with the features that are here, within the context."""
@@ -339,3 +322,8 @@ def hidden_of(seat: Seat) -> Tensor:
     hidden = state_of(seat).hidden
     assert hidden is not None, "a tree grows from a lane that was never run"
     return hidden
+
+
+def _hidden_of(batch: Sequence[Seat], places: Sequence[int]) -> Tensor:
+    """[places, hidden]."""
+    return torch.stack([hidden_of(batch[place]) for place in places])

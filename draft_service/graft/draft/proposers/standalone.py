@@ -20,10 +20,10 @@ class StandaloneProposer(BranchingProposer):
         The last committed token is run in any case, for its hidden state.
         """
         state = state_of(seat)
-        lane, grown = state.lane, state.grown
-        if grown is None:
+        lane, ran = state.lane, state.ran
+        if ran is None:
             return
         committed = seat.mirror.prefix.tokens[lane.length : -1]
-        followed = grown.followed(state.line, committed.tolist())
+        followed = ran.followed(committed.tolist())
         if followed:
-            self.move(lane, grown.shape.num_run, followed)
+            self.move(lane, ran.num_run, followed)

@@ -76,6 +76,55 @@ class CDecoderLayer(Structure):
     )
 
 
+class CRecurrentNet(Structure):
+    """RecurrentNet of recurrent.cpp."""
+
+    _fields_ = (
+        ("embedding", c_void_p),
+        ("embedding_norm", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("layers", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", c_void_p),
+        ("token_ids", c_void_p),
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("norm_before_residual", c_int64),
+        ("norm_output", c_int64),
+    )
+
+
+class CChildLaw(Structure):
+    """ChildLaw of children.h."""
+
+    _fields_ = (
+        ("noise", c_void_p),
+        ("temperature", c_float),
+        ("top_k", c_int),
+        ("top_p", c_float),
+        ("min_p", c_float),
+    )
+
+
+class CStem(Structure):
+    """Stem of bush.h."""
+
+    _fields_ = (
+        ("topk", c_int64),
+        ("num_steps", c_int64),
+        ("num_nodes", c_int64),
+        ("position", c_int64),
+        ("cached", c_int64),
+        ("law", CChildLaw),
+        ("noise", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("scores", c_void_p),
+        ("run_tokens", c_void_p),
+        ("run_parents", c_void_p),
+    )
+
+
 _P, _I, _F = c_void_p, c_int64, c_float
 _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     "graft_pool_create": (_P, (c_int,)),
@@ -97,6 +146,8 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
         (_P, _P, _P, _P, _I, _I, _F, _I, _P),
     ),
     "graft_layers": (None, (_P, _P, _P, _I, _P, _P)),
+    "graft_recurrent_forward": (None, (_P, _P, _P, _P, _P, _P, _P)),
+    "graft_recurrent_grow": (c_int, (_P, _P, _P, _P, _I, _P, _I, _P, _P)),
     "graft_choose": (None, (_P, _P, _P)),
     "graft_head_choose": (None, (_P, _P, _P, _P, _P)),
     "graft_target_probs": (None, (_P, _P, _P)),

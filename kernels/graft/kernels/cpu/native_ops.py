@@ -13,6 +13,7 @@ from graft.kernels.cpu.choose import Native, choose
 from graft.kernels.cpu.choose_head import choose_head, filtered
 from graft.kernels.cpu.library import Workers
 from graft.kernels.cpu.native_linear import Kind, NativeLinear, Packer
+from graft.kernels.cpu.native_recurrent import NativeRecurrent
 from graft.kernels.cpu.native_stack import NativeStack
 from graft.kernels.cpu.native_views import CViews, floats, heads_of, ints
 from graft.kernels.ops import (
@@ -20,6 +21,8 @@ from graft.kernels.ops import (
     KvCache,
     LayerSpec,
     Linear,
+    Recurrent,
+    RecurrentSpec,
     RopeTable,
     Stack,
     StepRows,
@@ -170,6 +173,10 @@ class NativeOps:
     def stack(self, layers: Sequence[LayerSpec]) -> Stack | None:
         """The layers as one call into the library."""
         return NativeStack(self._c, self._workers, layers)
+
+    def recurrent(self, spec: RecurrentSpec) -> Recurrent | None:
+        """The network as one call for a forward and one for all levels of trees."""
+        return NativeRecurrent(self._c, self._workers, spec)
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:
         """logits: [rows, vocab] -> [rows], int32."""

@@ -21,7 +21,7 @@ class NativeStack:
         self._run = library.graft_layers
         self._workers = workers
         self._layers = tuple(layers)
-        self._structs = (CDecoderLayer * len(layers))(*map(_layer, layers))
+        self._structs = (CDecoderLayer * len(layers))(*map(c_layer, layers))
         self._views = CViews()
 
     def run_(self, hidden: Tensor, layers: range, kv: KvCache, rows: StepRows) -> None:
@@ -52,16 +52,17 @@ class NativeStack:
         )
 
 
-def _layer(spec: LayerSpec) -> CDecoderLayer:
+def c_layer(spec: LayerSpec) -> CDecoderLayer:
+    """The layer in its C form, which points into the tensors of `spec`."""
     return CDecoderLayer(
         floats(spec.attention_norm),
-        _address(spec.qkv),
+        address_of(spec.qkv),
         None if spec.q_norm is None else floats(spec.q_norm),
         None if spec.k_norm is None else floats(spec.k_norm),
-        _address(spec.output),
+        address_of(spec.output),
         floats(spec.mlp_norm),
-        _address(spec.gate_up),
-        _address(spec.down),
+        address_of(spec.gate_up),
+        address_of(spec.down),
         floats(spec.rope.cos),
         floats(spec.rope.sin),
         spec.rope.cos.shape[1],
@@ -72,6 +73,7 @@ def _layer(spec: LayerSpec) -> CDecoderLayer:
     )
 
 
-def _address(weight: Linear) -> int:
+def address_of(weight: Linear) -> int:
+    """Where the C form of packed weights lies."""
     assert isinstance(weight, NativeLinear)
     return weight.address

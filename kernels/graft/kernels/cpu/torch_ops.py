@@ -21,6 +21,8 @@ from graft.kernels.ops import (
     KvCache,
     LayerSpec,
     Linear,
+    Recurrent,
+    RecurrentSpec,
     RopeTable,
     Stack,
     StepRows,
@@ -135,6 +137,10 @@ class TorchOps:
 
     def stack(self, layers: Sequence[LayerSpec]) -> Stack | None:
         """None: layers run op by op."""
+        return None
+
+    def recurrent(self, spec: RecurrentSpec) -> Recurrent | None:
+        """None: draft networks run op by op."""
         return None
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Tensor:

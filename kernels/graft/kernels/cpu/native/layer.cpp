@@ -1,28 +1,10 @@
-// Whole decoder layers of the Llama family in one call, step by step the same kernels as the
-// single calls, so the bits are the same.
-#include <algorithm>
+// Whole decoder layers of the Llama family in one call.
+#include "layer.h"
 
-#include "kv.h"
-#include "linear.h"
 #include "rows.h"
 
 namespace graft {
 namespace {
-
-struct DecoderLayer {
-    const float* attention_norm;  // [hidden]
-    const PackedLinear* qkv;
-    const float* q_norm;  // [head_dim] or null
-    const float* k_norm;  // [head_dim] or null
-    const PackedLinear* output;
-    const float* mlp_norm;  // [hidden]
-    const PackedLinear* gate_up;
-    const PackedLinear* down;
-    const float* cos;  // [positions, half]
-    const float* sin;
-    std::int64_t half, heads, window;
-    float eps, scale;
-};
 
 // In place: each head of `heads` is normalised by itself.
 void norm_heads(float* x, std::int64_t stride, std::int64_t rows, std::int64_t heads,
@@ -33,17 +15,14 @@ void norm_heads(float* x, std::int64_t stride, std::int64_t rows, std::int64_t h
     }
 }
 
-void run_layer(Pool* pool, const DecoderLayer& layer, const KvLayer& kv, const StepRows& step,
-               float* hidden) {
-    const std::int64_t rows = step.rows, width = layer.qkv->in, mlp = layer.down->in;
-    const std::int64_t query = layer.heads * kv.head_dim, key = kv.slot_floats();
-    const std::int64_t stride = layer.qkv->out;
-    float* a = scratch(Scratch::normed, std::size_t(rows * width));
-    float* b = scratch(Scratch::projected, std::size_t(rows * std::max(stride, 2 * mlp)));
-    float* c = scratch(Scratch::hidden, std::size_t(rows * std::max(query, mlp)));
+}  // namespace
 
-    rms_norm(pool, hidden, layer.attention_norm, layer.eps, rows, width, a);
-    linear(pool, *layer.qkv, a, rows, b);
+void add_attention(Pool* pool, const DecoderLayer& layer, const KvLayer& kv, const StepRows& step,
+                   const float* x, float* residual) {
+    const std::int64_t rows = step.rows, stride = layer.qkv->out;
+    const std::int64_t query = layer.heads * kv.head_dim, key = kv.slot_floats();
+    float* b = scratch(Scratch::projected, std::size_t(rows * stride));
+    linear(pool, *layer.qkv, x, rows, b);
     float *q = b, *k = b + query, *v = k + key;
     norm_heads(q, stride, rows, layer.heads, kv.head_dim, layer.q_norm, layer.eps);
     norm_heads(k, stride, rows, kv.kv_heads, kv.head_dim, layer.k_norm, layer.eps);
@@ -52,18 +31,34 @@ void run_layer(Pool* pool, const DecoderLayer& layer, const KvLayer& kv, const S
     rope(pool, k, stride, rows, kv.kv_heads, kv.head_dim, step.positions, layer.cos, layer.sin,
          layer.half);
     write_kv(kv, step, k, v, stride, stride);
+    float* c = scratch(Scratch::hidden, std::size_t(rows * query));
     attend(pool, kv, step, q, stride, layer.heads, layer.scale, layer.window, c, query);
+    float* a = scratch(Scratch::normed, std::size_t(rows * layer.output->out));
     linear(pool, *layer.output, c, rows, a);
-    add(pool, hidden, a, rows * width);
+    add(pool, residual, a, rows * layer.output->out);
+}
 
-    rms_norm(pool, hidden, layer.mlp_norm, layer.eps, rows, width, a);
+void add_mlp(Pool* pool, const DecoderLayer& layer, std::int64_t rows, float* residual) {
+    const std::int64_t width = layer.down->out, mlp = layer.down->in;
+    float* a = scratch(Scratch::normed, std::size_t(rows * width));
+    float* b = scratch(Scratch::projected, std::size_t(rows * 2 * mlp));
+    float* c = scratch(Scratch::hidden, std::size_t(rows * mlp));
+    rms_norm(pool, residual, layer.mlp_norm, layer.eps, rows, width, a);
     linear(pool, *layer.gate_up, a, rows, b);
     silu_mul(pool, b, rows, mlp, c);
     linear(pool, *layer.down, c, rows, a);
-    add(pool, hidden, a, rows * width);
+    add(pool, residual, a, rows * width);
 }
 
-}  // namespace
+void run_layer(Pool* pool, const DecoderLayer& layer, const KvLayer& kv, const StepRows& step,
+               float* hidden) {
+    const std::int64_t rows = step.rows, width = layer.qkv->in;
+    float* normed = scratch(Scratch::normed, std::size_t(rows * width));
+    rms_norm(pool, hidden, layer.attention_norm, layer.eps, rows, width, normed);
+    add_attention(pool, layer, kv, step, normed, hidden);
+    add_mlp(pool, layer, rows, hidden);
+}
+
 }  // namespace graft
 
 // In place: hidden [rows, width] passes through layers 0..count - 1, each with its cache.

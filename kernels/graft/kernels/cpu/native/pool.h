@@ -36,7 +36,19 @@ void parallel_for(Pool* pool, int num_pieces, Fn&& fn) {
 
 // A buffer of the calling thread, 64-byte aligned, at least `count` floats, kept until the next
 // call with the same `slot` from this thread. Slots keep one caller's buffers apart.
-enum class Scratch { activations, partials, keys, scores, normed, hidden, projected, quants, count };
+enum class Scratch {
+    activations,
+    partials,
+    keys,
+    scores,
+    normed,
+    hidden,
+    projected,
+    quants,
+    joined,
+    logits,
+    count
+};
 float* scratch(Scratch slot, std::size_t count);
 
 }  // namespace graft
