@@ -142,6 +142,28 @@ async def test_a_text_keeps_to_its_schema_and_ends_where_the_schema_ends(
         assert len(value["name"]) <= 8 and 0 <= value["age"] <= 120
 
 
+async def test_drafts_change_no_token_of_a_call_that_is_held_to_its_schema(
+    bench: VerifyBench,
+) -> None:
+    """The text has come to the mark that begins a call; what follows is that call, then free."""
+    begun, begin, end = "I do.<call>", '{"name": "f", "arguments": ', "}</call>"
+    tag = {"begin": f"<call>{begin}", "schema": SCHEMA, "end": end}
+    form = json.dumps({"trigger": "<call>", "tags": [tag]})
+    grammar = Grammar(kind=GrammarKind.GRAMMAR_KIND_TAGGED_JSON, text=form)
+    committed = list(begun.encode())
+    stop = StopRule(max_tokens=150)
+    for seed in range(4):
+        plain = await write(bench, grammar, law(seed), stop=stop, committed=committed)
+        for script in (knowing([*committed, *plain.tokens]), shaped(OFF_SCHEMA)):
+            drafted = await write(bench, grammar, law(seed), script, stop, committed)
+            assert drafted.tokens == plain.tokens
+        written = text_of(plain)
+        assert written.startswith(begin)
+        value, _ = json.JSONDecoder().raw_decode(written.removeprefix(begin))
+        assert list(value) == ["name", "age", "tags"]
+        assert written.removeprefix(begin + json.dumps(value, ensure_ascii=False))[:8] == end
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 async def test_drafts_change_no_token(bench: VerifyBench, greedy: bool) -> None:
     grammar = regex("[a-z]{20}") if greedy else OBJECT

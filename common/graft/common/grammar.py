@@ -15,6 +15,7 @@ GRAMMAR_KINDS: Final = (
     GrammarKind.GRAMMAR_KIND_JSON_SCHEMA,
     GrammarKind.GRAMMAR_KIND_REGEX,
     GrammarKind.GRAMMAR_KIND_EBNF,
+    GrammarKind.GRAMMAR_KIND_TAGGED_JSON,
 )
 MAX_GRAMMAR_BYTES: Final = 128 << 10
 
@@ -64,6 +65,7 @@ _NAMES = {
     GrammarKind.GRAMMAR_KIND_JSON_SCHEMA: "the JSON schema",
     GrammarKind.GRAMMAR_KIND_REGEX: "the regular expression",
     GrammarKind.GRAMMAR_KIND_EBNF: "the EBNF grammar",
+    GrammarKind.GRAMMAR_KIND_TAGGED_JSON: "the form of the calls",
 }
 
 

@@ -41,7 +41,7 @@ from graft.gateway.prepare import (
 )
 from graft.gateway.record import tier_body
 from graft.gateway.replicas import Replicas, State, Watch
-from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationField
+from graft.gateway.request import ChatRequest, CompletionRequest, Fields, SpeculationField
 from graft.gateway.settings import GatewaySettings
 from graft.gateway.steering import Steering
 from graft.gateway.streams import Closings
@@ -50,6 +50,7 @@ from graft.gateway.tokenizer import Tokenizer
 from graft.gateway.traced import describe_answer
 from graft.gateway.tree_counts import TreeCounts
 from graft.v1 import draft_pb2
+from graft.v1.sampling_pb2 import GrammarKind
 
 _log = log.get("gateway")
 _RETRY_AFTER_S = 1.0
@@ -192,7 +193,19 @@ class Gateway:
         return Target(
             context_length=min(description.context_length for description in known),
             vocab_size=min(description.vocab_size for description in known),
+            grammar_kinds=self.grammar_kinds,
         )
+
+    @property
+    def grammar_kinds(self) -> frozenset[GrammarKind.ValueType]:
+        """What answers may be held to, as at least one usable verify replica offers it."""
+        found = [r.description for r in self.verify.usable() if r.description is not None]
+        return frozenset(kind for description in found for kind in description.grammar_kinds)
+
+    def unheeded(self, body: Fields) -> list[str]:
+        """Names of all that a body asks for and that has no effect here."""
+        holds = self.preparer.holds_strict_calls(self.grammar_kinds)
+        return body.unknown if holds else body.unheeded
 
     def proposers(self) -> list[draft_pb2.ProposerDescription]:
         """What the draft replicas offer; one that is away for the moment still counts."""

@@ -16,7 +16,7 @@ from graft.gateway.structured import Structure
 from graft.v1.sampling_pb2 import GrammarKind
 
 MAX_FORCED_CALLS = 16
-_ANYTHING = {"type": "object"}
+ANYTHING = {"type": "object"}
 
 
 def structure_of_call(use: FunctionUse) -> Structure:
@@ -43,7 +43,7 @@ def forced_schema(use: FunctionUse) -> str:
     if use.required and use.parallel:
         one = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
     arguments = {
-        f"f{place}": _moved(function.parameters or _ANYTHING, f"#/$defs/f{place}")
+        f"f{place}": _moved(function.parameters or ANYTHING, f"#/$defs/f{place}")
         for place, function in enumerate(forced)
     }
     return json.dumps({**one, "$defs": arguments}, ensure_ascii=False)

@@ -21,6 +21,7 @@ from graft.common.noise import derive_seed
 from graft.common.sampling import Sampling, StopRule
 from graft.common.tier import OFF, Tier, tier_from_proto
 from graft.gateway.dialog import Dialog
+from graft.gateway.functions import FunctionUse
 from graft.gateway.generation import Plan
 from graft.gateway.job import ChoicePlan, Job
 from graft.gateway.request import (
@@ -32,11 +33,14 @@ from graft.gateway.request import (
     for_template,
     token_ids,
 )
+from graft.gateway.strict import KIND as STRICT_CALLS
+from graft.gateway.strict import structure_of_strict_calls
+from graft.gateway.structured import Structure
 from graft.gateway.text import StopStrings
 from graft.gateway.tiers.choose import Offer
 from graft.gateway.tokenizer import Tokenizer
 from graft.v1 import draft_pb2
-from graft.v1.sampling_pb2 import AcceptRule
+from graft.v1.sampling_pb2 import AcceptRule, GrammarKind
 
 _SEED_BITS = 64
 _THREAD_CHARS = 16_384
@@ -45,10 +49,11 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the verify replicas serve."""
+    """What the verify replicas serve. grammar_kinds: those that one of them offers."""
 
     context_length: int
     vocab_size: int
+    grammar_kinds: frozenset[GrammarKind.ValueType] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +187,37 @@ class Preparer:
         )
         prompt = await self._encode(rendered, "messages", specials=False)
         budget = _first(request.max_completion_tokens, request.max_tokens)
+        structure = request.structure()
         plan = _Draft(
+            structure=structure or self._strict_calls(request, use, target),
             want_logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
             field="messages",
             prediction=await self._predicted(request, target),
         )
         job = self._job(request, [prompt], [budget], plan, target, chosen, asked)
-        speech = self.dialog.speech(use, rendered, held=request.structure() is not None)
+        speech = self.dialog.speech(use, rendered, held=structure is not None)
         return job if speech.plain else job.spoken(speech, self._marks)
+
+    def holds_strict_calls(self, grammar_kinds: frozenset[GrammarKind.ValueType]) -> bool:
+        """True where `strict` of a function has an effect though no call is forced."""
+        calls = self.dialog.calls
+        between_marks = bool(calls.opens and calls.closes)
+        special = self.tokenizer.specials_of(calls.markers)
+        return between_marks and not special and STRICT_CALLS in grammar_kinds
+
+    def _strict_calls(
+        self, request: ChatRequest, use: FunctionUse, target: Target
+    ) -> Structure | None:
+        if not self.holds_strict_calls(target.grammar_kinds):
+            return None
+        structure = structure_of_strict_calls(use, self.dialog.calls)
+        if structure is not None and request.ignore_eos:
+            raise InvalidArgument(
+                "ignore_eos has no meaning beside strict functions, since calls have to end",
+                field="ignore_eos",
+            )
+        return structure
 
     @property
     def _marks(self) -> frozenset[int]:
@@ -208,6 +235,7 @@ class Preparer:
         prompts = [await self._prompt(one, target) for one in request.prompts]
         budget = _first(request.max_completion_tokens, request.max_tokens, COMPLETION_MAX_TOKENS)
         plan = _Draft(
+            structure=request.structure(),
             want_logprobs=request.logprobs is not None,
             top_logprobs=request.logprobs or 0,
             want_prompt_logprobs=request.echo and request.logprobs is not None,
@@ -310,7 +338,7 @@ class Preparer:
             request_id=asked.request_id,
             cache_salt=_salt(asked.tenant, request.cache_salt),
             want_trace=request.speculation_trace,
-            structure=request.structure(),
+            structure=draft.structure,
             offers=chosen.offers,
             prediction=draft.prediction,
             late=chosen.late,
@@ -323,6 +351,7 @@ class Preparer:
 class _Draft:
     """What the two routes ask for under different names."""
 
+    structure: Structure | None
     want_logprobs: bool
     top_logprobs: int
     field: str

@@ -326,7 +326,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def unheeded(self) -> list[str]:
-        """As the base; `strict` where the model calls as it likes, since nothing holds it then."""
+        """As the base, and `strict` where no call is forced and nothing holds those that come."""
         return self.unknown + loose_functions(self.tools, self.tool_choice)
 
     def structure(self) -> Structure | None:

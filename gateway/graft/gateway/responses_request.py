@@ -87,7 +87,7 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def unheeded(self) -> list[str]:
-        """As the base; `strict` where the model calls as it likes, since nothing holds it then."""
+        """As the base, and `strict` where no call is forced and nothing holds those that come."""
         if self.tool_choice not in (None, "auto"):
             return self.unknown
         strict = [

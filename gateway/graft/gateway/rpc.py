@@ -176,9 +176,9 @@ class GatewayRpc(gateway_pb2_grpc.GatewayServiceServicer):
         asked = self._asked(context)
         body = chat_body(request)
         job = await self._gateway.prepare_chat(body, asked)
-        if body.unheeded:
-            self._gateway.metrics.ignored(len(body.unheeded))
-            names = ",".join(name.replace(".function", "") for name in body.unheeded)
+        if unheeded := self._gateway.unheeded(body):
+            self._gateway.metrics.ignored(len(unheeded))
+            names = ",".join(name.replace(".function", "") for name in unheeded)
             await context.send_initial_metadata(((IGNORED_KEY, names[:_MAX_METADATA_CHARS]),))
         return job
 

@@ -22,6 +22,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}},
 }
+STRICT_TOOL = {"type": "function", "function": {"name": "g", "strict": True}}
 GRAMMARS: Sequence[Fragment] = (
     {"response_format": {"type": "json_object"}},
     {
@@ -89,6 +90,7 @@ CHAT: Fields = {
     "tools": (
         {"tools": [TOOL], "parallel_tool_calls": False},
         {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": [STRICT_TOOL], **HELD},
     ),
 }
 TEXT: Fields = {

@@ -38,7 +38,7 @@ def cadence_of(gateway: Gateway) -> Cadence:
 
 def ignored_header(gateway: Gateway, body: Fields) -> dict[str, str]:
     """Counts fields without effect and names them in ``x-ignored-params``."""
-    unheeded = body.unheeded
+    unheeded = gateway.unheeded(body)
     if not unheeded:
         return {}
     gateway.metrics.ignored(len(unheeded))

@@ -12,6 +12,7 @@ from typing import Any
 import xgrammar
 
 from graft.v1.sampling_pb2 import GrammarKind
+from graft.verify.grammar.tagged import structural_tag
 
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -33,7 +34,7 @@ class Source:
         self._compiler = xgrammar.GrammarCompiler(self.info, max_threads=1, cache_enabled=False)
 
     def compile(self, kind: int, text: str) -> Any:
-        """An xgrammar.CompiledGrammar; the text of a schema is what `bounded` has made of it.
+        """An xgrammar.CompiledGrammar; the text is what `try_out` has made of it.
 
         Raises:
             RuntimeError: xgrammar cannot read it.
@@ -45,6 +46,8 @@ class Source:
                 return self._compiler.compile_json_schema(text, any_whitespace=False)
             case GrammarKind.GRAMMAR_KIND_REGEX:
                 return self._compiler.compile_regex(text)
+            case GrammarKind.GRAMMAR_KIND_TAGGED_JSON:
+                return self._compiler.compile_structural_tag(structural_tag(text))
             case _:
                 return self._compiler.compile_grammar(text)
 

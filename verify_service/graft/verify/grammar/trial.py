@@ -14,8 +14,10 @@ from graft.v1.sampling_pb2 import GrammarKind
 from graft.verify.grammar.refused import SchemaRefused
 from graft.verify.grammar.schema import bounded
 from graft.verify.grammar.source import Source
+from graft.verify.grammar.tagged import begins, bounded_tags
 
 _STEPS: Final = 64
+_LEAST_STEPS: Final = 8
 _STEP_LIMIT_S: Final = 0.1
 _SHOWN_CHARS: Final = 300
 
@@ -28,20 +30,28 @@ def try_out(source: Source, kind: int, text: str) -> str:
     """
     if kind == GrammarKind.GRAMMAR_KIND_JSON_SCHEMA:
         text = bounded(text)
+    starts = [""]
+    if kind == GrammarKind.GRAMMAR_KIND_TAGGED_JSON:
+        text = bounded_tags(text)
+        starts += begins(text)
     try:
         compiled = source.compile(kind, text)
     except MemoryError:
         raise SchemaRefused("it takes too much memory to compile") from None
     except RuntimeError as error:
         raise SchemaRefused(_reason(str(error))) from None
-    _follow(source, source.matcher(compiled))
+    for start in starts:
+        matcher = source.matcher(compiled)
+        if start:
+            matcher.accept_string(start)
+        _follow(source, matcher, max(_LEAST_STEPS, _STEPS // len(starts)))
     return text
 
 
-def _follow(source: Source, matcher: Any) -> None:
+def _follow(source: Source, matcher: Any, num_steps: int) -> None:
     """Walks the grammar by tokens it allows, as a model without a plan would."""
     choice = random.Random(0)
-    for step in range(_STEPS):
+    for step in range(num_steps):
         started = time.thread_time()
         allowed = _allowed(source, matcher)
         if not len(allowed) and not step:
