@@ -31,6 +31,7 @@ SESSION_S = 8.0
 ARRIVAL_S = 0.1
 _NOISE = 0.06
 _SPIKE_SHARE = 0.005
+_MOMENT_S = 0.02
 _MAX_PEERS = 8
 _PROMPT = 200
 
@@ -53,22 +54,36 @@ class Track:
 
 @dataclass(slots=True)
 class _Luck:
-    """Dice of one run, and the effects of its sessions, which are the same for every policy."""
+    """Dice of one run. Sessions and the machine's moments are the same for every policy."""
 
     seed: int
     dice: random.Random = field(init=False)
     effects: list[float] = field(init=False)
+    _machine: random.Random = field(init=False)
+    _moments: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
         sessions = random.Random(self.seed ^ 0x5EED)
         self.effects = [effect_of(sessions.random()) for _ in range(64)]
+        self._machine = random.Random(self.seed ^ 0xC0DE)
+        self._moments = []
 
     def noise(self) -> float:
         """A factor near 1, now and then 2, as a shared machine has it."""
-        dice = self.dice
-        spike = 2.0 if dice.random() < _SPIKE_SHARE else 1.0
-        return spike * (1.0 + _NOISE * (dice.random() + dice.random() - 1.0))
+        return _factor(self.dice)
+
+    def machine(self, now: float) -> float:
+        """The same for a forward that begins at a moment: other policies meet it then, too."""
+        place = int(now / _MOMENT_S)
+        while len(self._moments) <= place:
+            self._moments.append(_factor(self._machine))
+        return self._moments[place]
+
+
+def _factor(dice: random.Random) -> float:
+    spike = 2.0 if dice.random() < _SPIKE_SHARE else 1.0
+    return spike * (1.0 + _NOISE * (dice.random() + dice.random() - 1.0))
 
 
 def offers(workload: Workload) -> list[Offer]:
@@ -157,7 +172,7 @@ def run(workload: Workload, seed: int, policy: Policy, *, peers: bool = False) -
             num_nodes = 1 if shape is None else len(shape.children)
             priced = prices[place, tier] = cost(workload, phase, tier, num_nodes)
         seen, tokens, seconds, expecting = _round(
-            phase, tier, shape, priced, expecting, luck, context
+            phase, tier, shape, priced, expecting, (luck, now), context
         )
         now += seconds
         total += tokens
@@ -191,14 +206,15 @@ def _round(
     shape: Shape | None,
     priced: Cost,
     expecting: bool,
-    luck: _Luck,
+    moment: tuple[_Luck, float],
     context: int,
 ) -> tuple[Seen, float, float, bool]:
     """One round: what its commit tells, expected tokens, seconds, and whether a tree is awaited."""
-    draw = luck.dice.random
+    luck, now = moment
+    draw, noise = luck.dice.random, luck.machine(now)
     batch = phase.num_sessions
     if shape is None:
-        forward_s = (priced.plain_s - BESIDE_S) * luck.noise()
+        forward_s = (priced.plain_s - BESIDE_S) * noise
         seen = Seen(
             0, 0, 0, 0.0, 0.0, 0.0, forward_s, BESIDE_S, batch, batch, context, missing="off"
         )
@@ -207,7 +223,6 @@ def _round(
     num_nodes = len(shape.children)
     draft_s = priced.draft_s * luck.noise()
     wait_s = draft_s + priced.wire_s * luck.noise()
-    noise = luck.noise()
     if wait_s > DEADLINE_S:
         waited = DEADLINE_S if expecting else 0.0
         forward_s = (priced.plain_s - BESIDE_S) * noise

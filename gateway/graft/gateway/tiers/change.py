@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 _SANK_TO = 0.3
 _ROSE_TO = 0.3
-_ALARM = 6.5
+_ALARM = 9.0
 _ALARM_WARY = 3.5
 _WARY_ROUNDS = 10
+_STAKE_SHARE = 0.5
 
 
 class Change:
@@ -41,10 +42,11 @@ class Change:
         """Something else has just changed, so that a fall is likelier for some rounds."""
         self._wary = _WARY_ROUNDS
 
-    def add(self, accepted: int, depth: int, first: Sequence[float]) -> str:
+    def add(self, accepted: int, depth: int, first: Sequence[float], stake: float = 0.0) -> str:
         """Takes a round, tested down to `depth`; "fell", "rose" or "".
 
-        num_fallen, num_risen then say how many rounds back the change seems to lie.
+        num_fallen, num_risen then say how many rounds back the change seems to lie. The evidence
+        that a fall needs shrinks with the `stake`, from 0 to 1.
         """
         fall = rise = 0.0
         for place in range(min(accepted, len(first))):
@@ -60,7 +62,7 @@ class Change:
         if self._wary:
             self._wary -= 1
             limit = _ALARM_WARY
-        if self._fall > limit:
+        if self._fall > limit * (1.0 - _STAKE_SHARE * min(max(stake, 0.0), 1.0)):
             return "fell"
         if self._rise > _ALARM:
             return "rose"

@@ -5,6 +5,7 @@ Knows estimates; keeps nothing and knows no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,8 +119,13 @@ class _Level:
         return 1.0 + offered * accepted, seconds
 
 
-def best(offer: Offer, chances: Chances, costs: Costs, load: Load) -> Rated | None:
-    """The best tier of a proposer: a level or a node is added only where that raises the rate."""
+def best(
+    offer: Offer, chances: Chances, costs: Costs, load: Load, most_s: float = math.inf
+) -> Rated | None:
+    """The best tier of a proposer: a level or a node is added only where that raises the rate.
+
+    most_s: the longest round that is thought of. None when no tier is so quick.
+    """
     max_nodes = min(offer.max_nodes, MAX_NODES)
     curve = costs.verify.curve(load.num_sessions, MAX_NODES, load.context)
     if curve is None or max_nodes < 2:
@@ -135,7 +141,7 @@ def best(offer: Offer, chances: Chances, costs: Costs, load: Load) -> Rated | No
                     break
                 level = _Level(depth, width, lookahead, offer.name, chances, costs)
                 grown = _grown(level, nodes, depth, width, curve)
-                if grown is None:
+                if grown is None or grown[2] > most_s:
                     break
                 rate_, tokens, seconds, count = grown
                 if rate_ > found[0]:

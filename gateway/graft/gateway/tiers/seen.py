@@ -9,6 +9,7 @@ from graft.common.tier import Tier
 
 LATE = "late"
 EMPTY = "empty"
+NO_DRAFTER = "no_drafter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class Seen:
     ranks: Sequence[int] = ()
     rejected_children: int = 0
     missing: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """From the commit before to this one."""
+        return self.wait_s + self.queue_s + self.forward_s + self.choice_s
 
 
 @dataclass(frozen=True, slots=True)

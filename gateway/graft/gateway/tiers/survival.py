@@ -5,6 +5,7 @@ Counts that fade with every round. Knows rounds; knows no cost and no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ _OWN_PRIOR = 5.0
 _DEPTH_PRIOR = 2.0
 _RANK_PRIOR = 8.0
 _RENORMALISE = 1e12
+_TRUST_FALLEN = 0.5
+_FALLEN_TO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Survival:
         self._crowd = crowd
         self._weight = 1.0
         self._trust = 1.0
+        self._fallen = 1.0
         self.num_rounds = 0
         self._clear()
 
@@ -91,9 +95,13 @@ class Survival:
         """Forgets all but a share of what was seen; new rounds then count for more."""
         self._rescale(share)
 
-    def distrust(self) -> None:
+    def fell(self) -> None:
+        """From now on this session is thought to have fallen from the crowd's chances."""
+        self._trust, self._fallen = _TRUST_FALLEN, _FALLEN_TO
+
+    def rose(self) -> None:
         """From now on the crowd's chances say little about this session."""
-        self._trust = 0.35
+        self._trust, self._fallen = _TRUST_FALLEN, 1.0
 
     def _rescale(self, factor: float) -> None:
         for counts in (self._hits, self._tries, self._rank_hits, self._rank_tries):
@@ -105,8 +113,11 @@ class Survival:
         """Rounds' worth of evidence at a depth, after fading."""
         return self._tries[depth] / self._weight
 
-    def chances(self, max_depth: int) -> Chances:
-        """The estimates down to `max_depth`."""
+    def chances(self, max_depth: int, *, leaning: float = 0.0) -> Chances:
+        """The estimates down to `max_depth`.
+
+        leaning: how many standard deviations of the first depth's chance all chances lie off.
+        """
         weight = self._weight
         crowd = None if self._crowd is None else self._crowd.chances(max_depth)
         first: list[float] = []
@@ -116,7 +127,7 @@ class Survival:
                 prior = former * _DEEPER if depth > 1 else former
                 strength = _DEPTH_PRIOR * weight
             else:
-                prior = crowd.first[depth - 1]
+                prior = crowd.first[depth - 1] * (self._fallen if depth == 1 else 1.0)
                 if depth > 1:
                     prior = min(0.98, prior * former / crowd_former)
                 crowd_former = crowd.first[depth - 1]
@@ -124,6 +135,10 @@ class Survival:
             former = (prior * strength + self._hits[depth]) / (strength + self._tries[depth])
             former = min(max(former, 0.01), 0.99)
             first.append(former)
+        if leaning and first:
+            seen = self._tries[1] / weight + _OWN_PRIOR
+            odds = math.exp(leaning / math.sqrt(seen * first[0] * (1.0 - first[0])))
+            first = [odds * chance / (1.0 + (odds - 1.0) * chance) for chance in first]
         hazards = [0.0] * MAX_WIDTH
         for rank in range(1, MAX_WIDTH):
             prior = _HAZARDS[rank] if crowd is None else crowd.hazards[rank]
