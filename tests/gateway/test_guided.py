@@ -9,8 +9,8 @@ import xgrammar
 from pydantic import ValidationError
 
 from graft.common.errors import InvalidArgument
+from graft.gateway.chat_request import ChatRequest
 from graft.gateway.guided import one_of
-from graft.gateway.request import ChatRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}

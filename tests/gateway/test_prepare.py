@@ -6,11 +6,13 @@ import pytest
 
 from graft.common.errors import ContextLengthExceeded, InvalidArgument, UnknownProposer
 from graft.common.tier import OFF, Tier
+from graft.gateway.chat_request import ChatRequest
 from graft.gateway.chat_template import ChatTemplate
 from graft.gateway.dialog import Dialog
-from graft.gateway.prepare import Asked, ChosenTier, Preparer, Target, choose_tier, proposers_of
-from graft.gateway.request import ChatRequest, CompletionRequest, SpeculationField
+from graft.gateway.prepare import Asked, Preparer, Target
+from graft.gateway.request import CompletionRequest, SpeculationField
 from graft.gateway.tokenizer import Tokenizer
+from graft.gateway.wish import ChosenTier, choose_tier, proposers_of
 from graft.testing.models import write_tiny_model
 from graft.v1 import draft_pb2, tree_pb2
 

@@ -10,13 +10,9 @@ import grpc.aio
 import pytest
 
 from graft.common.channel import open_channel
+from graft.gateway.chat_request import ChatMessage, ChatRequest
 from graft.gateway.functions import FunctionDefinition
-from graft.gateway.request import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    SpeculationField,
-)
+from graft.gateway.request import CompletionRequest, SpeculationField
 from graft.gateway.rpc_fields import option_fields
 from graft.testing import scripted
 from graft.testing.baseline import plain_tokens

@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from graft.gateway.generation import Committed, Ended, Generation, Limits, Opened, Services
+from graft.gateway.choice import Committed, Ended, Limits, Opened
+from graft.gateway.generation import Generation, Services
 from graft.gateway.job import ChoiceEvent, ChoicePlan, Delta, Finished, Job, Started, Tally
 from graft.gateway.rounds import SeenRound, check_trace
 from graft.gateway.streams import settle

@@ -25,23 +25,19 @@ from graft.common.model_files import resolve, tokenizer_digest
 from graft.common.tracing import current, failed
 from graft.gateway.answer import Answer
 from graft.gateway.attend import Attendants, DraftReplicas
+from graft.gateway.chat_request import ChatRequest
 from graft.gateway.chat_template import ChatTemplate
+from graft.gateway.choice import Limits
 from graft.gateway.dialog import Dialog
-from graft.gateway.generation import Limits, Services, VerifyReplicas
+from graft.gateway.generation import Services
 from graft.gateway.job import ChoiceEvent, Job
 from graft.gateway.metrics import Level, Metrics
 from graft.gateway.pairing import draft_pairing, verify_pairing
-from graft.gateway.prepare import (
-    Asked,
-    ChosenTier,
-    Preparer,
-    Target,
-    choose_tier,
-    proposers_of,
-)
+from graft.gateway.prepare import Asked, Preparer, Target
 from graft.gateway.record import tier_body
 from graft.gateway.replicas import Replicas, State, Watch
-from graft.gateway.request import ChatRequest, CompletionRequest, Fields, SpeculationField
+from graft.gateway.request import CompletionRequest, Fields, SpeculationField
+from graft.gateway.search import VerifyReplicas
 from graft.gateway.settings import GatewaySettings
 from graft.gateway.steering import Steering
 from graft.gateway.streams import Closings
@@ -49,6 +45,7 @@ from graft.gateway.tiers.controller import make_policy
 from graft.gateway.tokenizer import Tokenizer
 from graft.gateway.traced import describe_answer
 from graft.gateway.tree_counts import TreeCounts
+from graft.gateway.wish import ChosenTier, choose_tier, proposers_of
 from graft.v1 import draft_pb2
 from graft.v1.sampling_pb2 import GrammarKind
 

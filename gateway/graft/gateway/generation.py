@@ -7,112 +7,32 @@ lost with its replica goes on at another one, from the same seed and position.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from graft.common import log
-from graft.common.errors import Draining, GraftError, NoReplica, Stalled, Unsupported
+from graft.common.errors import GraftError, Stalled
 from graft.common.grammar import grammar_to_proto
-from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
+from graft.common.sampling import Sampling, sampling_to_proto, stop_rule_to_proto
 from graft.common.tier import OFF, Tier
 from graft.common.tracing import current, outgoing_metadata, traceparent
 from graft.gateway import placement
 from graft.gateway.attend import Attendants
+from graft.gateway.choice import Committed, Ended, Event, Limits, Opened, Plan
 from graft.gateway.metrics import Metrics
 from graft.gateway.reader import Call, Elsewhere, Lost, Reader, VerifyReplica
-from graft.gateway.replicas import Replicas
 from graft.gateway.request import SpeculationField
+from graft.gateway.search import Search, VerifyReplicas, num_sessions
 from graft.gateway.steering import Steered, Steering, cut_offers
 from graft.gateway.streams import Closings
-from graft.gateway.structured import Structure
-from graft.gateway.tiers.choose import Offer
 from graft.gateway.tiers.seen import Switch
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.sampling_pb2 import AcceptRule
-from graft.v1.verify_pb2 import FinishReason, PlainReason
+from graft.v1.verify_pb2 import FinishReason
 
 _log = log.get("generation")
-_RETRY_AFTER_S = 1.0
 _MAX_FRUITLESS_LOSSES = 5
-
-VerifyReplicas = Replicas[verify_pb2.VerifyServiceDescribeResponse]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one choice is to be.
-
-    offers: the proposers that a policy may choose from; none keeps the tier as it is.
-    prediction: tokens that the client expects to come.
-    late: the `speculation` of a request that came before any drafter was known.
-    """
-
-    prompt: Sequence[int]
-    sampling: Sampling
-    stop: StopRule
-    tier: Tier
-    want_logprobs: bool = False
-    top_logprobs: int = 0
-    want_prompt_logprobs: bool = False
-    request_id: str = ""
-    cache_salt: str = ""
-    want_trace: bool = False
-    structure: Structure | None = None
-    offers: tuple[Offer, ...] = ()
-    prediction: tuple[int, ...] = ()
-    late: str | SpeculationField | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Deadlines of a choice, in seconds, and the deadline of a tree in microseconds."""
-
-    request_s: float
-    progress_s: float
-    replay_s: float
-    tree_micros: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The session exists, for the first time or again.
-
-    law: with the accept rule and the thresholds that the replica has put in force. simulated: its
-    acceptance is drawn for a benchmark, so the text means nothing.
-    """
-
-    num_cached: int
-    tier: Tier
-    eos_tokens: frozenset[int]
-    law: Sampling
-    simulated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """One commit; the message's fields are read once, here. `tier` is the one it was drafted at."""
-
-    tokens: tuple[int, ...]
-    num_accepted: int
-    num_drafted: int
-    plain_reason: PlainReason.ValueType
-    logprobs: Sequence[verify_pb2.TokenLogprobs]
-    prompt_logprobs: Sequence[verify_pb2.TokenLogprobs]
-    timing: verify_pb2.RoundTiming
-    tier: Tier = OFF
-    trace: verify_pb2.RoundTrace | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The session is over. `stop_token` is the id that ended it, for EOS and STOP_ID."""
-
-    reason: FinishReason.ValueType
-    stop_token: int
-
-
-Event = Opened | Committed | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +57,7 @@ class Generation:
         self._limits = limits
         self._committed: list[int] = []
         self._deadline = time.monotonic() + limits.request_s
-        self._affinity = placement.affinity_key(plan.cache_salt, plan.prompt)
-        self._lost_at: dict[str, float] = {}
+        self._search = Search(plan, services.verify, self._deadline, limits.replay_s)
         self._prompt_logprobs_seen = False
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -147,20 +66,9 @@ class Generation:
         Raises:
             GraftError: the session cannot be opened, or cannot go on.
         """
-        waiting_since: float | None = None
         fruitless = 0
-        refusal: GraftError | None = None
-        declined: set[str] = set()
         while True:
-            if self._services.verify.closed:
-                raise Draining("the server is shutting down", retry_after_s=_RETRY_AFTER_S)
-            replica = self._choose(declined)
-            if replica is None:
-                if waiting_since is None:
-                    raise refusal or self._no_replica()
-                await self._wait_for_replica(waiting_since, refusal)
-                declined.clear()
-                continue
+            replica = await self._search.replica()
             before = len(self._committed)
             try:
                 async with aclosing(self._follow(replica)) as events:
@@ -171,17 +79,12 @@ class Generation:
             except GraftError as error:
                 raise self._in_our_words(error) from None
             except Elsewhere as elsewhere:
-                refusal = elsewhere.error
-                declined.add(replica.address)
+                self._search.declined(replica, elsewhere.error)
                 continue
             except Lost as loss:
-                now = time.monotonic()
-                self._lost_at[replica.address] = now
-                self._services.verify.suspect(replica)
                 progressed = len(self._committed) > before
+                self._search.lost(replica, progressed)
                 fruitless = 0 if progressed else fruitless + 1
-                if waiting_since is None or progressed:
-                    waiting_since = now
                 _log.warning(
                     "session lost its replica",
                     request=self._plan.request_id,
@@ -203,54 +106,11 @@ class Generation:
                     return
                 self._services.metrics.replay()
 
-    def _choose(self, declined: set[str]) -> VerifyReplica | None:
-        """A usable replica that has been heard of since it last lost this session."""
-        usable = {
-            replica.address: replica
-            for replica in self._services.verify.usable()
-            if replica.polled_at > self._lost_at.get(replica.address, -1.0)
-            and self._offers_structure(replica)
-        }
-        loads = [
-            placement.VerifyLoad(address, _num_sessions(replica))
-            for address, replica in usable.items()
-        ]
-        address = placement.choose_verify(loads, self._affinity, declined)
-        return None if address is None else usable[address]
-
-    def _offers_structure(self, replica: VerifyReplica) -> bool:
-        """False for a replica that would pass the grammar of the answer over."""
-        structure, description = self._plan.structure, replica.description
-        if structure is None:
-            return True
-        return description is not None and structure.grammar.kind in description.grammar_kinds
-
     def _in_our_words(self, error: GraftError) -> GraftError:
         """The error under the field that the client knows a grammar by."""
         if error.field == "grammar" and self._plan.structure is not None:
             error.field = self._plan.structure.field
         return error
-
-    def _no_replica(self) -> GraftError:
-        structure = self._plan.structure
-        if structure is not None and self._services.verify.usable():
-            return Unsupported(
-                f"{structure.field} is not offered by this server", field=structure.field
-            )
-        return NoReplica(
-            f"no verify replica can take the request: {self._services.verify.describe_states()}",
-            retry_after_s=_RETRY_AFTER_S,
-        )
-
-    async def _wait_for_replica(self, since: float, refusal: GraftError | None) -> None:
-        left_s = min(since + self._limits.replay_s, self._deadline) - time.monotonic()
-        if left_s <= 0:
-            raise refusal or NoReplica(
-                "the verify replica of this request was lost and none came back within "
-                f"{self._limits.replay_s:g} s",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        await self._services.verify.changed.wait(min(left_s, 1.0))
 
     def _already_ended(self, replica: VerifyReplica) -> Ended | None:
         """The end of a session whose last message was lost, read off its tokens."""
@@ -281,7 +141,7 @@ class Generation:
         )
         context = len(plan.prompt) + len(self._committed)
         return self._services.steering.open(
-            replica.address, offers, max(1, _num_sessions(replica)), context
+            replica.address, offers, max(1, num_sessions(replica)), context
         )
 
     async def _turn(self, switch: Switch, session: int, reader: Reader) -> None:
@@ -481,12 +341,3 @@ class Generation:
 def _deadline_message(micros: int) -> verify_pb2.GenerateRequest:
     deadline = verify_pb2.SetTreeDeadline(tree_deadline_micros=micros)
     return verify_pb2.GenerateRequest(set_deadline=deadline)
-
-
-def _num_sessions(replica: VerifyReplica) -> int:
-    """Our own sessions there at once, or what the replica said of everybody's, if more."""
-    description = replica.description
-    told = 0
-    if description is not None:
-        told = description.running_session_count + description.waiting_session_count
-    return max(replica.num_sessions, told)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graft.common.tier import OFF, Tier
-from graft.gateway.generation import Plan
+from graft.gateway.choice import Plan
 from graft.gateway.record import SpeculationRecord
 from graft.gateway.rounds import SeenRound
 from graft.gateway.speech.reader import PLAIN, Speech

@@ -1,4 +1,4 @@
-"""From a request to a job: prompt to ids, fields to the sampling law, `speculation` to a tier.
+"""From a request to a job: prompt to ids, fields to the sampling law.
 
 Knows the tokenizer, the template and what replicas said of themselves; opens nothing.
 """
@@ -7,39 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-from pydantic import ValidationError
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from graft.common.errors import (
     ContextLengthExceeded,
     InvalidArgument,
-    UnknownProposer,
 )
 from graft.common.noise import derive_seed
 from graft.common.sampling import Sampling, StopRule
-from graft.common.tier import OFF, Tier, tier_from_proto
+from graft.gateway.chat_request import ChatMessage, ChatRequest, for_template
+from graft.gateway.choice import Plan
 from graft.gateway.dialog import Dialog
 from graft.gateway.functions import FunctionUse
-from graft.gateway.generation import Plan
 from graft.gateway.job import ChoicePlan, Job
-from graft.gateway.request import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    GenerationFields,
-    SpeculationField,
-    for_template,
-    token_ids,
-)
+from graft.gateway.request import CompletionRequest, GenerationFields, token_ids
 from graft.gateway.strict import KIND as STRICT_CALLS
 from graft.gateway.strict import structure_of_strict_calls
 from graft.gateway.structured import Structure
 from graft.gateway.text import StopStrings
-from graft.gateway.tiers.choose import Offer
 from graft.gateway.tokenizer import Tokenizer
-from graft.v1 import draft_pb2
+from graft.gateway.wish import ChosenTier
 from graft.v1.sampling_pb2 import AcceptRule, GrammarKind
 
 _SEED_BITS = 64
@@ -62,96 +50,6 @@ class Asked:
 
     request_id: str
     tenant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenTier:
-    """The tier of a request, its word in metrics, and why nothing is drafted, if so.
-
-    offers: what a policy may choose from, the default first; none for a tier that was asked for.
-    late: what was wished while no draft replica was known; it is honoured once one is.
-    """
-
-    tier: Tier = OFF
-    label: str = "off"
-    inactive_reason: str = ""
-    offers: tuple[Offer, ...] = ()
-    late: str | SpeculationField | None = None
-
-
-def choose_tier(
-    wish: str | SpeculationField | None,
-    default: str,
-    proposers: Sequence[draft_pb2.ProposerDescription],
-    why_none: str,
-) -> ChosenTier:
-    """The tier that `speculation` asks for, or the server's `default`.
-
-    `proposers` are what the draft replicas offer, the first one is `auto`; `why_none` says why
-    there are none.
-
-    Raises:
-        UnknownProposer: no draft replica has the proposer.
-        InvalidArgument: a number is out of range.
-    """
-    if wish is None:
-        try:
-            chosen = choose_tier(default, default, proposers, why_none)
-        except UnknownProposer as error:
-            return ChosenTier(inactive_reason=str(error))
-        if not default.startswith("{") and not chosen.tier.off and not chosen.offers:
-            named = tuple(offer_of(one) for one in proposers if one.name == default)
-            return replace(chosen, offers=named)
-        return chosen
-    if isinstance(wish, str) and wish.startswith("{"):
-        wish = _written_tier(wish)
-    if wish == "off":
-        return ChosenTier()
-    if not proposers:
-        return ChosenTier(inactive_reason=why_none, late=wish)
-    name = wish.proposer if isinstance(wish, SpeculationField) else wish
-    if name is None or name == "auto":
-        found = proposers[0]
-    else:
-        by_name = {proposer.name: proposer for proposer in proposers}
-        if name not in by_name:
-            raise UnknownProposer(
-                f"no draft replica has the proposer {name!r}; there is {', '.join(by_name)}",
-                field="speculation",
-            )
-        found = by_name[name]
-    tier = tier_from_proto(found.default_tier)
-    tier = replace(tier, proposer=found.name)
-    if isinstance(wish, SpeculationField):
-        given = wish.model_dump(exclude_none=True, exclude={"proposer"})
-        tier = replace(tier, **given)
-        if given:
-            return ChosenTier(tier, "off" if tier.off else f"{found.name}-custom")
-    if tier.off:
-        return ChosenTier(tier)
-    offers = tuple(map(offer_of, proposers)) if wish == "auto" else ()
-    return ChosenTier(tier, found.name, offers=offers)
-
-
-def offer_of(described: draft_pb2.ProposerDescription) -> Offer:
-    """What a policy is told of a proposer."""
-    base = replace(tier_from_proto(described.default_tier), proposer=described.name)
-    return Offer(
-        base,
-        max(described.max_nodes, base.num_draft_tokens),
-        max(described.max_depth, base.num_steps),
-    )
-
-
-def _written_tier(text: str) -> SpeculationField:
-    try:
-        return SpeculationField.model_validate_json(text)
-    except ValidationError as error:
-        reason = error.errors(include_url=False, include_context=False)[0]["msg"]
-        raise InvalidArgument(
-            f"speculation is neither a proposer's name nor a tier as JSON: {reason}",
-            field="speculation",
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,14 +313,3 @@ def _salt(tenant: str, cache_salt: str) -> str:
 
 def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
-
-
-def proposers_of(
-    descriptions: Iterable[draft_pb2.DraftServiceDescribeResponse],
-) -> list[draft_pb2.ProposerDescription]:
-    """Every proposer once, in the order of the draft replicas."""
-    found: dict[str, draft_pb2.ProposerDescription] = {}
-    for description in descriptions:
-        for proposer in description.proposers:
-            found.setdefault(proposer.name, proposer)
-    return list(found.values())

@@ -9,14 +9,9 @@ from typing import Any, ClassVar
 from pydantic import Field, JsonValue, ValidationError
 
 from graft.common.errors import GraftError, InvalidArgument, Unsupported
-from graft.gateway.request import (
-    MAX_MESSAGES,
-    MAX_TOP_LOGPROBS,
-    ChatRequest,
-    Fields,
-    GenerationFields,
-    first_error,
-)
+from graft.gateway.chat_request import MAX_MESSAGES, ChatRequest
+from graft.gateway.faults import first_error
+from graft.gateway.request import MAX_TOP_LOGPROBS, Fields, GenerationFields
 
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")

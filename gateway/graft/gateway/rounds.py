@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graft.common.errors import GraftError
 from graft.common.tier import Tier
-from graft.gateway.generation import Committed
+from graft.gateway.choice import Committed
 from graft.v1 import verify_pb2
 
 

@@ -14,12 +14,13 @@ import grpc.aio
 from graft.common.errors import GraftError, NoReplica
 from graft.common.tier import tier_to_proto
 from graft.gateway.answer import Answer
+from graft.gateway.chat_request import TokenizeRequest
 from graft.gateway.core import Gateway
 from graft.gateway.info import server_info, server_version
 from graft.gateway.job import ChoiceEvent, Collected, Delta, Finished, Job, Started
 from graft.gateway.keys import Keys
 from graft.gateway.prepare import Asked
-from graft.gateway.request import TokenizeRequest, token_ids
+from graft.gateway.request import token_ids
 from graft.gateway.rest.message import finish_reason
 from graft.gateway.rpc_fields import (
     answer_id,

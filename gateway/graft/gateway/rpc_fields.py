@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from graft.common.errors import InvalidArgument
 from graft.common.tier import tier_to_proto
+from graft.gateway.chat_request import ChatRequest
+from graft.gateway.faults import first_error
 from graft.gateway.job import Tally
-from graft.gateway.request import ChatRequest, CompletionRequest, Fields, first_error
+from graft.gateway.request import CompletionRequest, Fields
 from graft.gateway.rpc_message import message_fields, tool_fields
 from graft.v1 import gateway_pb2
 

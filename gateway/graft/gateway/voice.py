@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graft.common.prediction import Follower
-from graft.gateway.generation import Committed, Ended, Opened, Plan
+from graft.gateway.choice import Committed, Ended, Opened, Plan
 from graft.gateway.job import ChoicePlan, Job, PromptLogprob, Reason, Tally
 from graft.gateway.metrics import Metrics, RoundStages
 from graft.gateway.record import SpeculationRecord

@@ -13,9 +13,9 @@ from graft.common import log
 from graft.common.errors import GraftError
 from graft.common.tracing import OFF, Tracing
 from graft.gateway.core import Gateway
+from graft.gateway.faults import invalid
 from graft.gateway.info import server_version
 from graft.gateway.keys import Keys
-from graft.gateway.request import invalid
 from graft.gateway.rest import chat, completions, health, models, responses, tokenize
 from graft.gateway.rest.errors import HttpError, error_response, http_error_response
 from graft.gateway.rest.follow import ClientGone

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from graft.gateway.answer import Answer
+from graft.gateway.chat_request import ChatRequest
 from graft.gateway.core import Gateway
 from graft.gateway.job import Collected, Delta, Finished, Started
-from graft.gateway.request import ChatRequest
 from graft.gateway.rest import shapes
 from graft.gateway.rest.context import (
     asked_by,

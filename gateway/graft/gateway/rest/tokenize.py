@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from graft.common.errors import InvalidArgument
-from graft.gateway.request import DetokenizeRequest, TokenizeRequest, token_ids
+from graft.gateway.chat_request import DetokenizeRequest, TokenizeRequest
+from graft.gateway.request import token_ids
 from graft.gateway.rest.context import gateway_of
 
 router = APIRouter(tags=["tokenize"])
