@@ -88,6 +88,7 @@ async def test_acceptance_starts_services_with_every_drafter(tmp_path: Path) -> 
         (("verify-cost", "--rows=0"), "error: rows are '0', expected numbers like"),
         (("acceptance", "--only=nope"), "error: unknown drafter 'nope', expected some of"),
         (("acceptance", "--only=ngram", "--features=int8-fused"), "needs --only eagle3"),
+        (("acceptance", "--only=ngram", "--vllm"), "--vllm runs an EAGLE-3 checkpoint"),
         (("compare", "--peers=nope"), "error: unknown peer 'nope', expected one of"),
         (("serve", "--url=http://127.0.0.1:1", "--limit=1"), "did not answer"),
     ],

@@ -110,6 +110,10 @@ def run_acceptance(
             f"features {features.value} needs --only eagle3: verify applies one projection",
             field="features",
         )
+    if vllm and "eagle3" not in lineup.checkpoints:
+        raise InvalidArgument(
+            "--vllm runs an EAGLE-3 checkpoint, and none is measured", field="vllm"
+        )
     if not lineup.ways:
         raise InvalidArgument("no drafter is left to measure", field="only")
     questions = prompts.from_all_categories(prompts.read(prompts_file), limit)
@@ -126,10 +130,6 @@ def run_acceptance(
     start = _Start(
         model, precision, threads or machine.cores(), config, max_tokens, seed, clients, features
     )
-    if vllm and "eagle3" not in lineup.checkpoints:
-        raise InvalidArgument(
-            "--vllm runs an EAGLE-3 checkpoint, and none is measured", field="vllm"
-        )
     with progress_of("answers", (len(lineup.ways) + vllm) * len(questions)) as advance:
         found, asked = uvloop.run(_measure(start, lineup, questions, advance))
         if vllm:
