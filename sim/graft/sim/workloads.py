@@ -47,7 +47,7 @@ def _steady(
 def _oscillating() -> Workload:
     """Acceptance just above and just below where drafting pays, by turns of four seconds."""
     above, below = Skill((0.4, 0.38, 0.36)), Skill((0.15, 0.13))
-    phases = tuple(_one(above if turn % 2 else below, 4.0, 2.0) for turn in range(12))
+    phases = tuple(_one(above if turn % 2 else below, 4.0, 2.0) for turn in range(30))
     return Workload("oscillating", "oscillating", FP32, phases, (EAGLE,), CHAINS)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _SHARE = 0.2
 _JUMP = 1.6
-_CLIP = 2.0
+_CLIP = 1.3
 
 
 class Gauge:
