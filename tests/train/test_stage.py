@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from graft.common.errors import InvalidArgument, Unsupported
+from graft.common.errors import InvalidArgument
 from graft.testing.predictable import write_predictable_model
 from graft.train.author import Desk
 from graft.train.loop import LoopOptions
 from graft.train.make_corpus import CorpusOrder, make_corpus
 from graft.train.prompts import OWN
 from graft.train.stage import TrainOrder, evaluate_drafter, train_drafter
+
+FILE = "model.safetensors"
 
 
 class Stopped(Exception):
@@ -83,7 +87,7 @@ def beside(made: TrainOrder, folder: Path) -> TrainOrder:
 
 
 def drafter(order: TrainOrder) -> bytes:
-    return (order.folder / "model.safetensors").read_bytes()
+    return (order.folder / FILE).read_bytes()
 
 
 @pytest.mark.parametrize("proposer", ["eagle3", "mtp", "dflash"])
@@ -122,17 +126,30 @@ def test_a_run_goes_on_with_its_own_settings_only(
         train_drafter(replace(order, **change), Ears())  # type: ignore[arg-type]
 
 
-def test_a_drafter_goes_on_from_another(made: TrainOrder, tmp_path: Path) -> None:
-    first = beside(made, tmp_path / "first")
+@pytest.mark.parametrize("proposer", ["eagle3", "mtp", "dflash"])
+def test_a_drafter_goes_on_from_another(made: TrainOrder, tmp_path: Path, proposer: str) -> None:
+    first = replace(beside(made, tmp_path / "first"), proposer=proposer)
     train_drafter(first, Ears())
-    second = replace(beside(made, tmp_path / "second"), start_from=first.folder)
+    second = replace(
+        beside(made, tmp_path / "second"),
+        proposer=proposer,
+        start_from=first.folder,
+        loop=replace(made.loop, rate=1e-9),
+        steps=1,
+    )
     train_drafter(second, Ears())
-    assert drafter(second) != drafter(first)
-    with pytest.raises(InvalidArgument, match="no EAGLE-3 head"):
-        shutil.rmtree(second.folder)
+    # A step of no size leaves the drafter as it was read, but for what bfloat16 rounds twice.
+    before, after = load_file(first.folder / FILE), load_file(second.folder / FILE)
+    assert before.keys() == after.keys()
+    for name, one in before.items():
+        torch.testing.assert_close(after[name].float(), one.float(), rtol=0.01, atol=1e-4)
+    shutil.rmtree(second.folder)
+    with pytest.raises(InvalidArgument, match=r"holds no .*drafter|no EAGLE-3 head"):
         train_drafter(replace(second, start_from=tmp_path), Ears())
-    with pytest.raises(Unsupported, match="mtp"):
-        train_drafter(replace(second, proposer="mtp"), Ears())
+    del before["norm.weight" if proposer != "mtp" else "model.mtp_layers.0.input_proj.weight"]
+    save_file(before, first.folder / FILE)
+    with pytest.raises(InvalidArgument, match=r"is not there|no EAGLE-3 head"):
+        train_drafter(second, Ears())
 
 
 def test_without_a_drafter_there_is_nothing_to_evaluate(made: TrainOrder, tmp_path: Path) -> None:

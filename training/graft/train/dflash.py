@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from graft.train.decoder_layer import DecoderLayer, LayerShape, Rope, matrix
 from graft.train.export import Eagle3Target
-from graft.train.layouts import write_checkpoint
+from graft.train.layouts import read_checkpoint, write_checkpoint
 from graft.train.losses import cross_entropy, head_log_probabilities
 from graft.train.trainee import Batch, Loss, Trainee
 
@@ -215,13 +215,6 @@ class DflashTrainee(Trainee):
     def save(self, folder: Path) -> None:
         """Writes the layout of z-lab."""
         net = self.net
-        tensors = {
-            "fc.weight": net.fc * net.state_scale,
-            "hidden_norm.weight": net.context_norm,
-            "norm.weight": net.final_norm,
-        }
-        for number, layer in enumerate(net.stack()):
-            tensors |= layer.tensors(f"layers.{number}")
         config = {
             **self.target.config,
             "architectures": ["DFlashDraftModel"],
@@ -239,7 +232,25 @@ class DflashTrainee(Trainee):
             },
             "torch_dtype": "bfloat16",
         }
-        write_checkpoint(folder, config, tensors)
+        write_checkpoint(folder, config, {**self._tensors(), "fc.weight": net.fc * net.state_scale})
+
+    def read(self, folder: Path) -> None:
+        """In place: goes on from a DFlash drafter of as many layers."""
+        read_checkpoint(folder, self._tensors())
+        with torch.no_grad():
+            self.net.fc.div_(self.net.state_scale)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Where fc stands in units of each channel."""
+        net = self.net
+        tensors = {
+            "fc.weight": net.fc,
+            "hidden_norm.weight": net.context_norm,
+            "norm.weight": net.final_norm,
+        }
+        for number, layer in enumerate(net.stack()):
+            tensors |= layer.tensors(f"layers.{number}")
+        return tensors
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices, and norms."""

@@ -26,7 +26,7 @@ from graft.models.weights import FINAL_NORM
 from graft.train.decoder_layer import DecoderLayer, LayerShape, Rope, matrix, shape_of
 from graft.train.eagle3 import Seen
 from graft.train.export import Eagle3Target
-from graft.train.layouts import write_checkpoint
+from graft.train.layouts import read_checkpoint, write_checkpoint
 from graft.train.trainee import Batch, Loss
 from graft.train.unroll import Eagle3Trainee, UnrollOptions
 
@@ -119,16 +119,8 @@ class MtpTrainee(Eagle3Trainee):
 
     def save(self, folder: Path) -> None:
         """Writes the layout of MiMo: one step beside a target's layers, without the target."""
-        net, config = self.net, dict(self.target.config)
-        step = "model.mtp_layers.0"
-        tensors = {
-            **net.layer.tensors(step),
-            f"{step}.token_layernorm.weight": net.embedding_norm,
-            f"{step}.hidden_layernorm.weight": net.hidden_norm,
-            f"{step}.input_proj.weight": net.project,
-            f"{step}.final_layernorm.weight": net.final_norm,
-        }
-        config |= {
+        config = {
+            **self.target.config,
             "architectures": ["MiMoForCausalLM"],
             "model_type": "mimo",
             "attention_bias": True,
@@ -136,7 +128,21 @@ class MtpTrainee(Eagle3Trainee):
             "head_dim": self.target.head_dim,
             "torch_dtype": "bfloat16",
         }
-        write_checkpoint(folder, config, tensors)
+        write_checkpoint(folder, config, self._tensors())
+
+    def read(self, folder: Path) -> None:
+        """In place: goes on from an MTP layer."""
+        read_checkpoint(folder, self._tensors())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        net, step = self.net, "model.mtp_layers.0"
+        return {
+            **net.layer.tensors(step),
+            f"{step}.token_layernorm.weight": net.embedding_norm,
+            f"{step}.hidden_layernorm.weight": net.hidden_norm,
+            f"{step}.input_proj.weight": net.project,
+            f"{step}.final_layernorm.weight": net.final_norm,
+        }
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices, and norms and biases."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from graft.common.errors import Unsupported
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laws:
@@ -103,14 +101,13 @@ class Trainee(nn.Module, ABC):
     def save(self, folder: Path) -> None:
         """Writes config.json and model.safetensors in the published layout, bfloat16."""
 
+    @abstractmethod
     def read(self, folder: Path) -> None:
         """In place: goes on from the weights of a drafter that `save` wrote.
 
         Raises:
             InvalidArgument: no drafter of this kind and shape is there.
-            Unsupported: this kind does not go on from others.
         """
-        raise Unsupported(f"{self.proposer} does not start from a drafter, expected none")
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups of an optimizer: "params", and what differs from the loop's defaults."""

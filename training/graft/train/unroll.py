@@ -148,8 +148,6 @@ class Eagle3Trainee(Trainee):
 
     def read(self, folder: Path) -> None:
         """In place: goes on from an EAGLE-3 head."""
-        if not isinstance(self.net, Eagle3Net):
-            return super().read(folder)
         read_eagle3(self.net, self.target, folder)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
