@@ -153,7 +153,7 @@ def flags_page() -> str:
         settings = UpSettings if name == "up" else settings_of(name)
         lines += [f"## graft {name}", "", "| flag | variable | default | what it does |"]
         lines += ["|---|---|---|---|"]
-        for key, field in settings.model_fields.items():
+        for key, field in settings.listed().items():
             flag = arguments_of({key: "X"})[0].split("=")[0]
             default = field.get_default(call_default_factory=True)
             variable = f"`{settings.prefix()}{key.upper()}`"

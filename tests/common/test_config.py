@@ -75,3 +75,11 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
         Demo.load().port = 3  # type: ignore[misc]
+
+
+def test_the_own_fields_of_a_service_are_shown_before_shared_ones() -> None:
+    class More(Demo):
+        threads: int = 1
+
+    assert list(More.listed()) == ["threads", "port", "peers"]
+    assert More.listed().keys() == More.model_fields.keys()

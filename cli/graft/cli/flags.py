@@ -37,7 +37,7 @@ def command_of(settings: type[S], run: Callable[[S, Path | None], None], about: 
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, field)
         )
-        for name, field in settings.model_fields.items()
+        for name, field in settings.listed().items()
     ]
     file_option = Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="YAML file of settings.")

@@ -6,6 +6,7 @@ A field may name variables of other programs, such as OTEL_*; they stand in for 
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from graft.common.errors import InvalidArgument
@@ -28,6 +30,15 @@ class Settings(BaseSettings):
     def prefix(cls) -> str:
         """The prefix of the service's variables, for example ``GRAFT_VERIFY_``."""
         return f"GRAFT_{cls.section.upper()}_"
+
+    @classmethod
+    def listed(cls) -> dict[str, FieldInfo]:
+        """All fields, as they are shown: a class's own before those of its bases."""
+        found: dict[str, FieldInfo] = {}
+        for part in cls.__mro__:
+            own = inspect.get_annotations(part)
+            found |= {name: cls.model_fields[name] for name in own if name in cls.model_fields}
+        return found
 
     @classmethod
     def load(cls, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:

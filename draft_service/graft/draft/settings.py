@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from graft.common.channel import Tls
-from graft.common.config import Settings
-from graft.common.log import LogFormat
-from graft.common.tracing import ENDPOINT_VARIABLES
+from graft.common.service_settings import ServiceSettings
 from graft.draft.proposers.ngram import MatchType, NgramOptions, Share
 
 _NGRAM_NODES = 12
 
 
-class DraftSettings(Settings):
+class DraftSettings(ServiceSettings):
     """How a draft replica listens, what it proposes with, and how much of it."""
 
     section: ClassVar[str] = "draft"
@@ -136,10 +132,6 @@ class DraftSettings(Settings):
     connect_timeout_s: float = Field(
         5.0, gt=0, le=600, description="Time a verify replica has to answer a new connection."
     )
-    tls_ca: Path | None = Field(None, description="PEM file that checks peers (mTLS).")
-    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
-    tls_key: Path | None = Field(None, description="PEM file of our key.")
-    insecure: bool = Field(False, description="Allow plain text beyond this machine.")
     feature_codec: Literal["bf16", "int8"] = Field(
         "bf16", description="How the target's hidden states travel to proposers that need them."
     )
@@ -154,31 +146,16 @@ class DraftSettings(Settings):
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of /metrics on the same host; 0 is off."
     )
-    otlp_endpoint: str = Field(
-        "",
-        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
-        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
-        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
-    )
     trace_rounds: float = Field(
         0.1,
         ge=0.0,
         le=1.0,
         description="Of a traced session's rounds, the share with a span of their own.",
     )
-    log_level: str = Field("info", description="debug, info, warning or error.")
-    log_format: LogFormat = Field("auto", description="auto, json or text.")
     stall_s: float = Field(
         10.0, gt=0, description="A proposer that takes longer loses its sessions to other drafters."
     )
     drain_s: float = Field(5.0, ge=0, description="Time running sessions get at shutdown.")
-
-    @property
-    def tls(self) -> Tls | None:
-        """TLS files, or None when none is named."""
-        if self.tls_ca or self.tls_certificate or self.tls_key:
-            return Tls(self.tls_ca, self.tls_certificate, self.tls_key)
-        return None
 
     @property
     def ngram(self) -> NgramOptions:

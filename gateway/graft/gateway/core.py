@@ -93,7 +93,7 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
         watch = Watch(settings.poll_s, settings.silent_s, settings.stall_s, settings.resolve_s)
-        tls, insecure = settings.tls(), settings.insecure
+        tls, insecure = settings.tls, settings.insecure
         self.verify: VerifyReplicas = Replicas(
             verify_pairing(self.model, digest, lambda: self.verify),
             watch,

@@ -70,7 +70,7 @@ class GatewayServer:
             gateway = self._gateway = Gateway(settings)
             self._grpc = GrpcServer(
                 [SERVICE_NAME],
-                tls=settings.tls(),
+                tls=settings.tls,
                 plaintext_ok=settings.insecure,
                 tracing=self._tracing,
                 trace_roots=True,
@@ -158,7 +158,7 @@ def _bound(settings: GatewaySettings) -> socket.socket:
     """A listening socket, bound before anything else so that a busy port is one clear error."""
     host = settings.host
     loopback = is_loopback(f"[{host}]:1" if ":" in host else f"{host}:1")
-    if settings.tls() is None and not settings.insecure and not loopback:
+    if settings.tls is None and not settings.insecure and not loopback:
         raise InvalidArgument(
             f"{host} is reachable from outside: give TLS files, or allow plain text with "
             "--insecure on a network you trust",

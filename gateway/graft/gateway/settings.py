@@ -7,14 +7,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from graft.common.channel import Tls
-from graft.common.config import Settings
-from graft.common.log import LogFormat
-from graft.common.tracing import ENDPOINT_VARIABLES
+from graft.common.service_settings import ServiceSettings
 from graft.gateway.request import SpeculationField
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(ServiceSettings):
     """What the gateway needs to know; addresses are ``host:port`` or ``dns:///name:port``."""
 
     section: ClassVar[str] = "gateway"
@@ -121,24 +118,12 @@ class GatewaySettings(Settings):
     keepalive_s: float = Field(
         15.0, gt=0, le=3600, description="Time between comments in a stream that is waiting."
     )
-    insecure: bool = Field(False, description="Allow plain-text gRPC beyond this machine.")
-    tls_ca: Path | None = Field(None, description="PEM file that checks peers (mTLS).")
-    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
-    tls_key: Path | None = Field(None, description="PEM file of our key.")
-    otlp_endpoint: str = Field(
-        "",
-        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
-        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
-        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
-    )
     trace_share: float = Field(
         1.0,
         ge=0.0,
         le=1.0,
         description="Of requests that come without a trace, the share that is traced.",
     )
-    log_level: str = Field("info", description="debug, info, warning or error.")
-    log_format: LogFormat = Field("auto", description="auto, json or text.")
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="How long a shutdown waits for running answers."
     )
@@ -164,9 +149,3 @@ class GatewaySettings(Settings):
         if any(not key.strip() for key in value):
             raise ValueError("an API key is empty")
         return value
-
-    def tls(self) -> Tls | None:
-        """The TLS files, or None when none is given."""
-        if self.tls_ca is None and self.tls_certificate is None:
-            return None
-        return Tls(self.tls_ca, self.tls_certificate, self.tls_key)

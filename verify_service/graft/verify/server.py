@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 from graft.common import log, metrics
-from graft.common.channel import Tls
 from graft.common.errors import Draining
 from graft.common.model_cache import Progress
 from graft.common.server import GrpcServer
@@ -78,7 +77,7 @@ class VerifyServer:
         self._service = VerifyService(self.metrics, self._tracing)
         self._grpc = GrpcServer(
             [SERVICE_NAME],
-            tls=_tls(settings),
+            tls=settings.tls,
             plaintext_ok=settings.insecure,
             tracing=self._tracing,
         )
@@ -307,11 +306,6 @@ def _gauges(scheduler: Scheduler, service: VerifyService) -> dict[str, int]:
         "cached": places.pool.num_cached,
         "dropped_streams": service.num_dropped,
     }
-
-
-def _tls(settings: VerifySettings) -> Tls | None:
-    given = (settings.tls_ca, settings.tls_certificate, settings.tls_key)
-    return Tls(*given) if any(given) else None
 
 
 def _seen(future: asyncio.Future[None]) -> None:

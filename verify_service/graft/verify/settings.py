@@ -7,14 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from graft.common.config import Settings
 from graft.common.errors import InvalidArgument
-from graft.common.log import LogFormat
-from graft.common.tracing import ENDPOINT_VARIABLES
+from graft.common.service_settings import ServiceSettings
 from graft.common.tree import HARD_MAX_NODES
 
 
-class VerifySettings(Settings):
+class VerifySettings(ServiceSettings):
     """One verify replica. A zero where the comment says so means "decide by what is there"."""
 
     section: ClassVar[str] = "verify"
@@ -63,27 +61,13 @@ class VerifySettings(Settings):
     fused_features: Path | None = Field(
         None, description="A drafter's projection, applied here so that less has to travel."
     )
-    tls_ca: Path | None = Field(None, description="PEM file that checks clients (mTLS).")
-    tls_certificate: Path | None = Field(None, description="PEM file of our certificate.")
-    tls_key: Path | None = Field(None, description="PEM file of our key.")
-    insecure: bool = Field(False, description="Allow plain text beyond this machine.")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 is off.")
-    otlp_endpoint: str = Field(
-        "",
-        description="Where spans go by OTLP over gRPC, such as http://127.0.0.1:4317; none are "
-        "made without it. OTEL_EXPORTER_OTLP_ENDPOINT is read, too.",
-        json_schema_extra={"variables": [*ENDPOINT_VARIABLES]},
-    )
     trace_rounds: float = Field(
         0.1,
         ge=0.0,
         le=1.0,
         description="Of a traced session's rounds, the share with a span of their own.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level of log lines."
-    )
-    log_format: LogFormat = Field("auto", description="auto, json or text.")
     drain_s: float = Field(30.0, ge=0.0, description="How long a shutdown waits for sessions.")
     stall_s: float = Field(
         60.0, gt=0.0, description="A step that takes longer makes the replica NOT_SERVING."
