@@ -17,7 +17,7 @@ from graft.gateway.tiers.field_policy import Field
 from graft.gateway.tiers.goodput import Goodput
 from graft.gateway.tiers.seen import sentence
 from graft.sim.run import Track, fixed_tokens, run
-from graft.sim.workloads import WORKLOADS
+from graft.sim.workloads import UNSEEN, WORKLOADS
 from graft.sim.world import DEADLINE_S, Workload
 
 WINDOW_S = 5.0
@@ -172,7 +172,7 @@ def compare_all(
 ) -> list[Compared]:
     """All workloads, or those named; `told` hears of each as it is done."""
     found = []
-    for workload in WORKLOADS:
+    for workload in WORKLOADS + UNSEEN:
         if names and workload.name not in names:
             continue
         compared = compare(workload, range(1, num_seeds + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from graft.common.tier import Tier
@@ -79,6 +80,28 @@ def _two(name: str, eagle: Skill, ngram: Skill) -> Workload:
     return Workload(name, "stationary", FP32, (phase,), (EAGLE, NGRAM), CHAINS + NGRAMS)
 
 
+def _unseen(number: int, dice: random.Random) -> Workload:
+    """A steady workload that nobody chose."""
+    machine = dice.choice((FP32, FP32, Q4))
+    skill = dice.choice((CODE, CHAT, FREE, WORSE))
+    phase = _one(skill, 14.0, dice.uniform(0.5, 25.0), dice.choice((1, 1, 2, 4, 8)))
+    return Workload(f"unseen-{number}", "stationary", machine, (phase,), (EAGLE,), CHAINS)
+
+
+def _unseen_shifting(number: int, dice: random.Random) -> Workload:
+    phases = tuple(
+        _one(
+            dice.choice((CODE, CHAT, FREE, WORSE)),
+            10.0,
+            dice.uniform(0.5, 20.0),
+            dice.choice((1, 1, 2, 4, 8)),
+        )
+        for _ in range(8)
+    )
+    name = f"unseen-shifting-{number}"
+    return Workload(name, "shifting", FP32, phases, (EAGLE,), CHAINS)
+
+
 WORKLOADS = (
     _steady("code-near", CODE, 0.5, 1),
     _steady("chat-near", CHAT, 0.5, 1),
@@ -93,4 +116,11 @@ WORKLOADS = (
     _shifting(),
     _oscillating(),
     _slowed(),
+)
+
+# Drawn, not chosen: no number of the policy was set by what it gets on these.
+_DICE = random.Random(2026)
+UNSEEN = (
+    *(_unseen(number, _DICE) for number in range(1, 7)),
+    *(_unseen_shifting(number, _DICE) for number in range(1, 5)),
 )
