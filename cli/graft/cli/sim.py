@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,17 +30,21 @@ def run(
     workload: Annotated[
         list[str] | None, typer.Option(help="Only this workload; may be repeated.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a table and a plot into this folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object last.")] = False,
 ) -> None:
     """Tokens a second of plain decoding, every fixed tier and both policies, by workload.
 
-    Two hundred seeds take a minute or two on one core.
+    Two hundred seeds take some minutes on one core.
     """
+    from graft.cli.sim_report import write
     from graft.sim.compare import WINDOW_S, compare_all
-    from graft.sim.workloads import WORKLOADS
+    from graft.sim.workloads import UNSEEN, WORKLOADS
 
     names = workload or []
-    known = [one.name for one in WORKLOADS]
+    known = [one.name for one in WORKLOADS + UNSEEN]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidArgument(
@@ -53,13 +58,16 @@ def run(
 
     compared = compare_all(seeds, names, told)
     screen.print(_table(compared, WINDOW_S))
+    body = {
+        "seeds": seeds,
+        "seconds": round(time.perf_counter() - began, 1),
+        "window_s": WINDOW_S,
+        "workloads": {one.workload.name: one.as_body() for one in compared},
+    }
+    if report is not None:
+        for path in write(report, body):
+            screen.print(f"wrote {path}")
     if as_json:
-        body = {
-            "seeds": seeds,
-            "seconds": round(time.perf_counter() - began, 1),
-            "window_s": WINDOW_S,
-            "workloads": {one.workload.name: one.as_body() for one in compared},
-        }
         print(json.dumps(body), flush=True)
 
 
