@@ -18,6 +18,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from graft.common.tree import FloatArray, IntArray
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvCache:
@@ -171,6 +173,8 @@ class Stack(Protocol):
 class RecurrentSpec:
     """A draft network of the EAGLE-3 kind, its weights packed by the ops that will run it.
 
+    fc: the target's states side by side -> hidden; None takes them as they are. input_norm:
+        [states], over all states at once; state_norms: one [state] each; at most one of the two.
     embedding: [vocab, hidden]. embedding_norm, hidden_norm: [hidden], the two halves that the first
         layer's attention reads side by side; its own attention_norm is not used.
     final_norm: [hidden], before the head. token_ids: [head outputs], int64, the target's id of each
@@ -179,6 +183,9 @@ class RecurrentSpec:
         the next step reads.
     """
 
+    fc: Linear | None
+    input_norm: Tensor | None
+    state_norms: tuple[Tensor, ...]
     embedding: Tensor
     embedding_norm: Tensor
     hidden_norm: Tensor
@@ -194,11 +201,15 @@ class RecurrentSpec:
 class BushStem:
     """Where one draft tree grows, and its shape: children, levels, and nodes with the root.
 
+    The rows before it that were not run yet are run first.
+
     Candidates are numbered and picked as in graft.kernels.reference.candidates, but a tree of
     topk 1 is its chain, whatever the scores. A node that passes through the network is numbered
     step * topk + beam, and its key goes that many slots behind what is cached.
 
-    position: of a child of the root. cached: leading slots of the stem's pages that all nodes see.
+    position: of a child of the root. cached: leading slots of its `pages` that all nodes see.
+    tokens: [rows], int32, of the rows that end before `position`; features: [rows, states], the
+        target's states beside them, or [rows, hidden] of those that have passed `fc`.
     noise: [draft vocab], float32, of each level, for a target whose choice hangs on it: children
         are ranked by logit + temperature * noise within the filters. None ranks by the logit.
     """
@@ -208,6 +219,9 @@ class BushStem:
     num_nodes: int
     position: int
     cached: int
+    pages: Sequence[int]
+    tokens: IntArray
+    features: FloatArray
     noise: tuple[Tensor, ...] | None = None
     temperature: float = 0.0
     top_k: int = 0
@@ -228,6 +242,7 @@ class Bush:
     tokens: list[int]
     parents: list[int]
     scores: list[float]
+    root: Tensor
     run_tokens: list[int]
     run_parents: list[int]
     states: Tensor
@@ -243,12 +258,12 @@ class Recurrent(Protocol):
         """
 
     def grow(
-        self, roots: Tensor, stems: Sequence[BushStem], page_table: Tensor, kv: KvCache
+        self, stems: Sequence[BushStem], roots: Sequence[Tensor | None], kv: KvCache, fused: bool
     ) -> list[Bush]:
-        """A tree for each stem, level by level for all of them at once.
+        """Runs the rows of all stems together, then grows their trees level by level.
 
-        roots: [stems, hidden], what `forward` gave for the last row of each.
-        page_table: [stems, max_pages] int32, as in StepRows.
+        roots: [hidden] each, what the last row before the tree gave, where no row is to be run.
+        fused: the features have passed `fc`.
 
         Raises:
             ValueError: a row of logits holds NaN or +inf, or the filters leave nothing of it.

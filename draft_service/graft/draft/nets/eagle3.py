@@ -127,6 +127,9 @@ def _spec(
     weights: Eagle3Weights, token_ids: Tensor | None, variant: Eagle3Variant
 ) -> RecurrentSpec:
     return RecurrentSpec(
+        fc=weights.fc,
+        input_norm=weights.input_norm,
+        state_norms=weights.chunk_norms,
         embedding=weights.embedding,
         embedding_norm=weights.embedding_norm,
         hidden_norm=weights.hidden_norm,

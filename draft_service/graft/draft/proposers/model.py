@@ -21,7 +21,7 @@ from torch import Tensor
 from graft.common import log
 from graft.common.tier import Tier
 from graft.common.tree import Tree
-from graft.draft.bush import grow_bush
+from graft.draft.bush import Plot, grow_bush
 from graft.draft.expand import Growth, Shape, Stem
 from graft.draft.kv import DraftKv, Lane, OutOfPages
 from graft.draft.law import Noise
@@ -109,8 +109,70 @@ class ModelProposer:
     def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | Sampled | None]:
         """One tree a seat; None where the network lacks features, pages or context."""
         with torch.inference_mode():
-            ready = self.catch_up(batch, self.options.catch_up_s)
-            return self.grow(batch, ready)
+            made = self._rounds(batch)
+            left = [place for place in range(len(batch)) if place not in made]
+            if left:
+                rest = [batch[place] for place in left]
+                ready = self.catch_up(rest, self.options.catch_up_s)
+                made |= dict(zip(left, self.grow(rest, ready), strict=True))
+            return [made[place] for place in range(len(batch))]
+
+    def _rounds(self, batch: Sequence[Seat]) -> dict[int, Tree | Sampled | None]:
+        """Trees of the seats that catch up and grow in one call: by place, for networks that do.
+
+        Long gaps, tokens drawn by chance, and whatever lacks something are left to the others.
+        """
+        recurrent = self.net.recurrent
+        if recurrent is None:
+            return {}
+        room = self.options.chunk_rows
+        plots: dict[int, Plot] = {}
+        fused = False
+        for place, seat in enumerate(batch):
+            self._begin(seat)
+            plot, store = self._plot(seat, room), seat.mirror.features
+            if plot is None or store is None or (plots and store.fused != fused):
+                continue
+            fused = store.fused
+            plots[place] = plot
+            room -= len(plot.tokens)
+        if not plots:
+            return {}
+        grown = grow_bush(recurrent, [*plots.values()], self.kv.cache, fused)
+        trees: dict[int, Tree | Sampled | None] = {}
+        for (place, plot), (tree, ran, root) in zip(plots.items(), grown, strict=True):
+            state = state_of(batch[place])
+            state.lane.length += len(plot.tokens)
+            state.hidden, state.ran = root, ran
+            self._forget_features(batch[place])
+            trees[place] = tree
+        return trees
+
+    def _plot(self, seat: Seat, room: int) -> Plot | None:
+        """What the seat lacks and then grows; None for more than `room` rows, and for the rest."""
+        state, goal, store = state_of(seat), self.goal(seat), seat.mirror.features
+        length = state.lane.length
+        shape = self._shape(seat, goal)
+        if (
+            shape is None
+            or seat.mirror.sampling.needs_draft_probs
+            or store is None
+            or not length <= goal <= min(length + room, self._known(seat))
+            or (goal == length and state.hidden is None)
+        ):
+            return None
+        try:
+            self.kv.reserve(state.lane, goal + shape.num_run)
+        except OutOfPages:
+            return None  # without its tree, the lane may have room for what it lacks
+        shift = self.net.shift
+        return Plot(
+            self._stem(seat),
+            shape,
+            seat.mirror.prefix.tokens[length + shift : goal + shift],
+            store.rows(length, goal),
+            state.hidden if goal == length else None,
+        )
 
     def catch_up(self, batch: Sequence[Seat], budget_s: float = math.inf) -> list[int]:
         """Runs what the lanes lack of their prefixes; the places in `batch` that lack nothing now.
@@ -121,10 +183,7 @@ class ModelProposer:
         behind: dict[int, int] = {}
         for place, seat in enumerate(batch):
             state = state_of(seat)
-            self.keep(seat)
-            self._align(seat)
-            state.ran = None
-            state.noise.forget(len(seat.mirror.prefix))
+            self._begin(seat)
             stop = min(self.goal(seat), self._known(seat))
             try:
                 self.kv.reserve(state.lane, stop)
@@ -139,11 +198,23 @@ class ModelProposer:
             state = state_of(seat)
             if state.lane.length == self.goal(seat) and state.hidden is not None:
                 ready.append(place)
-            features = seat.mirror.features
-            window = self.options.window_rows
-            if features is not None and state.lane.length - features.start > 2 * window:
-                features.forget(state.lane.length - window)
+            self._forget_features(seat)
         return ready
+
+    def _begin(self, seat: Seat) -> None:
+        """Takes over what stays of the last tree and lets go of the rest."""
+        state = state_of(seat)
+        self.keep(seat)
+        self._align(seat)
+        state.ran = None
+        state.noise.forget(len(seat.mirror.prefix))
+
+    def _forget_features(self, seat: Seat) -> None:
+        """Lets go of rows that lie far behind the lane."""
+        features, length = seat.mirror.features, state_of(seat).lane.length
+        window = self.options.window_rows
+        if features is not None and length - features.start > 2 * window:
+            features.forget(length - window)
 
     def _run_behind(self, batch: Sequence[Seat], behind: dict[int, int], budget_s: float) -> None:
         """Runs short gaps first, then long ones while there is time, one chunk at least."""
@@ -198,11 +269,10 @@ class ModelProposer:
             else:
                 whole += [(place, shape) for place in places]
         if whole and self.net.recurrent is not None:
-            stems = [(self._stem(batch[place]), shape) for place, shape in whole]
-            hidden = _hidden_of(batch, [place for place, _ in whole])
-            grown = grow_bush(self.net.recurrent, stems, hidden, self.kv.cache)
+            plots = [self._grown_from(batch[place], shape) for place, shape in whole]
+            grown = grow_bush(self.net.recurrent, plots, self.kv.cache, fused=True)
             for (place, _), one in zip(whole, grown, strict=True):
-                trees[place], state_of(batch[place]).ran = one
+                trees[place], state_of(batch[place]).ran = one.tree, one.ran
         if levels:
             growths = [
                 Growth([self._stem(batch[place]) for place in places], shape, self.net.token_ids)
@@ -222,29 +292,42 @@ class ModelProposer:
 
         A place that cannot have a tree is in none.
         """
-        ids = self.net.token_ids
-        width = self.net.vocab_size if ids is None else len(ids)
         groups: dict[tuple[Shape, bool], list[int]] = {}
         for place in ready:
-            tier, lane = batch[place].tier, state_of(batch[place]).lane
-            room = self.net.context_length - lane.length + 1
-            steps = min(tier.num_steps, tier.num_draft_tokens - 1, room)
-            if steps < 1:
+            lane, shape = (
+                state_of(batch[place]).lane,
+                self._shape(batch[place], self.goal(batch[place])),
+            )
+            if shape is None:
                 continue
-            drawn = batch[place].mirror.sampling.needs_draft_probs
-            topk = 1 if drawn else tier.topk
-            shape = Shape(topk, steps, tier.num_draft_tokens).bounded(width)
             try:
                 self.kv.reserve(lane, lane.length + shape.num_run)
             except OutOfPages as error:
                 _log.warning("session drafts nothing", proposer=self.name, reason=str(error))
                 continue
+            drawn = batch[place].mirror.sampling.needs_draft_probs
             groups.setdefault((shape, drawn), []).append(place)
         return groups
 
+    def _shape(self, seat: Seat, length: int) -> Shape | None:
+        """What the tree behind a lane of `length` may be; None where it cannot have one."""
+        ids, tier = self.net.token_ids, seat.tier
+        width = self.net.vocab_size if ids is None else len(ids)
+        room = self.net.context_length - length + 1
+        steps = min(tier.num_steps, tier.num_draft_tokens - 1, room)
+        if steps < 1:
+            return None
+        topk = 1 if seat.mirror.sampling.needs_draft_probs else tier.topk
+        return Shape(topk, steps, tier.num_draft_tokens).bounded(width)
+
+    def _grown_from(self, seat: Seat, shape: Shape) -> Plot:
+        """The plot of a lane that lacks nothing."""
+        hidden = hidden_of(seat)
+        nothing = np.empty((0, len(hidden)), np.float32)
+        return Plot(self._stem(seat), shape, np.empty(0, np.int32), nothing, hidden)
+
     def _stem(self, seat: Seat) -> Stem:
         mirror, state = seat.mirror, state_of(seat)
-        assert state.lane.length == self.goal(seat), "a tree grows from a lane that is behind"
         return Stem(
             lane=state.lane,
             root=mirror.prefix.root,

@@ -80,6 +80,11 @@ class CRecurrentNet(Structure):
     """RecurrentNet of recurrent.cpp."""
 
     _fields_ = (
+        ("fc", c_void_p),
+        ("input_norm", c_void_p),
+        ("state_norms", c_void_p),
+        ("num_states", c_int64),
+        ("width", c_int64),
         ("embedding", c_void_p),
         ("embedding_norm", c_void_p),
         ("hidden_norm", c_void_p),
@@ -89,6 +94,7 @@ class CRecurrentNet(Structure):
         ("token_ids", c_void_p),
         ("num_layers", c_int64),
         ("hidden", c_int64),
+        ("vocab", c_int64),
         ("norm_before_residual", c_int64),
         ("norm_output", c_int64),
     )
@@ -115,6 +121,11 @@ class CStem(Structure):
         ("num_nodes", c_int64),
         ("position", c_int64),
         ("cached", c_int64),
+        ("pages", c_void_p),
+        ("num_pages", c_int64),
+        ("rows", c_int64),
+        ("tokens_before", c_void_p),
+        ("features", c_void_p),
         ("law", CChildLaw),
         ("noise", c_void_p),
         ("tokens", c_void_p),
@@ -147,7 +158,7 @@ _SIGNATURES: dict[str, tuple[object, Sequence[object]]] = {
     ),
     "graft_layers": (None, (_P, _P, _P, _I, _P, _P)),
     "graft_recurrent_forward": (None, (_P, _P, _P, _P, _P, _P, _P)),
-    "graft_recurrent_grow": (c_int, (_P, _P, _P, _P, _I, _P, _I, _P, _P)),
+    "graft_recurrent_grow": (c_int, (_P, _P, _P, _P, _I, _I, _P, _P)),
     "graft_choose": (None, (_P, _P, _P)),
     "graft_head_choose": (None, (_P, _P, _P, _P, _P)),
     "graft_target_probs": (None, (_P, _P, _P)),

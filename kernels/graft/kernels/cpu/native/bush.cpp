@@ -38,7 +38,7 @@ void Growth::add(const float* probs, const std::int32_t* tokens) {
         stem_.run_parents[run] = std::int32_t(row);
         std::vector<std::int32_t>& path = paths_[std::size_t(k)];
         if (!old.empty()) path = old[std::size_t(row)];
-        path.push_back(slot(run));
+        path.push_back(slot(stem_.cached + run));
     }
     beam_scores_ = std::move(kept);
     beam_numbers_ = std::move(numbers);

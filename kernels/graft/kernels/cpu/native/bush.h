@@ -13,12 +13,18 @@
 
 namespace graft {
 
-// Where one tree grows and what becomes of it. A node that passes through the network is numbered
+// Where one tree grows, what is to be run before, and what becomes of it. A node that passes through the network is numbered
 // step * topk + beam, and its key lies that many slots behind what is cached.
 struct Stem {
     std::int64_t topk, num_steps, num_nodes;
     std::int64_t position;  // of a child of the root
-    std::int64_t cached;    // leading slots of the stem's line of the page table that all see
+    std::int64_t cached;    // leading slots of the pages that all nodes see
+    const std::int32_t* pages;
+    std::int64_t num_pages;
+    // Rows that end before `position`, plain ones, run first: tokens and features [rows, width].
+    std::int64_t rows;
+    const std::int32_t* tokens_before;
+    const float* features;
     ChildLaw law;           // its noise is that of each level
     const float* const* noise;  // [num_steps] of [draft vocab], or null
     // num_nodes - 1 picked nodes, parents first; the root is node 0. scores: log of the path's
@@ -35,8 +41,12 @@ struct Stem {
 
 class Growth {
   public:
-    Growth(const Stem& stem, const std::int32_t* pages, std::int64_t page_tokens)
-        : stem_(stem), pages_(pages), page_tokens_(page_tokens) {}
+    Growth(const Stem& stem, std::int64_t page_tokens) : stem_(stem), page_tokens_(page_tokens) {}
+
+    // The physical slot of a logical one.
+    std::int32_t slot(std::int64_t at) const {
+        return std::int32_t(stem_.pages[at / page_tokens_] * page_tokens_ + at % page_tokens_);
+    }
 
     // Levels there are.
     std::int64_t depth() const { return depth_; }
@@ -67,13 +77,7 @@ class Growth {
     void finish() const;
 
   private:
-    std::int32_t slot(std::int64_t number) const {
-        const std::int64_t at = stem_.cached + number;
-        return std::int32_t(pages_[at / page_tokens_] * page_tokens_ + at % page_tokens_);
-    }
-
     Stem stem_;
-    const std::int32_t* pages_;
     std::int64_t page_tokens_, depth_ = 0;
     std::vector<float> beam_scores_;
     std::vector<std::int64_t> beam_numbers_;  // candidates that became beams

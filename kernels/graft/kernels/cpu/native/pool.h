@@ -45,6 +45,8 @@ enum class Scratch {
     hidden,
     projected,
     quants,
+    features,
+    fused,
     joined,
     logits,
     count

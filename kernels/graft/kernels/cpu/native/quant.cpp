@@ -14,7 +14,7 @@ namespace {
 #define GRAFT_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 8;  // 16 sums of floats, 8 of integers, and what meets them
+constexpr int kMaxRows = 4;  // of more, the sums no longer stay in registers
 #else
 constexpr int kMaxRows = 3;  // 6 sums of floats, 6 of integers
 #endif

@@ -16,6 +16,10 @@ namespace {
 constexpr std::int64_t kFewRows = 4;  // below this handing norms out costs more than they do
 
 struct RecurrentNet {
+    const PackedLinear* fc;    // states side by side -> hidden, or null
+    const float* input_norm;   // [width], over all states at once, or null
+    const float* state_norms;  // [states, width / states], one each, or null
+    std::int64_t num_states, width;
     const float* embedding;       // [vocab, hidden]
     const float* embedding_norm;  // [hidden]
     const float* hidden_norm;     // [hidden]
@@ -23,9 +27,29 @@ struct RecurrentNet {
     const float* final_norm;      // [hidden]
     const PackedLinear* head;
     const std::int32_t* token_ids;  // [head->out], the target's numbers, or null
-    std::int64_t num_layers, hidden;
+    std::int64_t num_layers, hidden, vocab;
     std::int64_t norm_before_residual, norm_output;
 };
+
+// In place: features [rows, width] are normed; returns [rows, hidden], which may be the features.
+float* fuse(Pool* pool, const RecurrentNet& net, std::int64_t rows, float* features) {
+    const float eps = net.layers[0].eps;
+    if (net.input_norm) {
+        rms_norm(pool, features, net.input_norm, eps, rows, net.width, features);
+    }
+    if (net.state_norms) {
+        const std::int64_t width = net.width / net.num_states;
+        for (std::int64_t i = 0; i < rows * net.num_states; ++i) {
+            float* state = features + i * width;
+            rms_norm(nullptr, state, net.state_norms + i % net.num_states * width, eps, 1, width,
+                     state);
+        }
+    }
+    if (!net.fc) return features;
+    float* fused = scratch(Scratch::fused, std::size_t(rows * net.hidden));
+    linear(pool, *net.fc, features, rows, fused);
+    return fused;
+}
 
 // out: [rows, hidden], the output before the final norm, or after it with norm_output.
 void forward(Pool* pool, const RecurrentNet& net, const KvLayer* caches, const StepRows& step,
@@ -63,101 +87,156 @@ float* score(Pool* pool, const RecurrentNet& net, const float* states, std::int6
     return logits;
 }
 
-// The rows of one level, as a step.
-struct Level {
-    std::vector<std::int32_t> positions, write_slots, sequence, prefix_len, extra_ptr, extra_slots;
+// Rows of one forward. A stem's line of the page table is its number.
+class Rows {
+  public:
+    Rows(const Stem* stems, std::int64_t count) {
+        for (std::int64_t s = 0; s < count; ++s) {
+            max_pages_ = std::max(max_pages_, stems[s].num_pages);
+        }
+        page_table_.assign(std::size_t(count * max_pages_), -1);
+        for (std::int64_t s = 0; s < count; ++s) {
+            std::copy_n(stems[s].pages, stems[s].num_pages, &page_table_[s * max_pages_]);
+        }
+    }
 
     void clear() {
-        for (auto* each : {&positions, &write_slots, &sequence, &prefix_len, &extra_slots}) {
+        for (auto* each : {&tokens, &positions_, &write_slots_, &sequence_, &prefix_len_,
+                           &extra_slots_}) {
             each->clear();
         }
-        extra_ptr.assign(1, 0);
+        extra_ptr_.assign(1, 0);
     }
 
-    void add(std::int64_t position, std::int64_t stem, std::int64_t cached,
-             const std::vector<std::int32_t>& path) {
-        positions.push_back(std::int32_t(position));
-        write_slots.push_back(path.back());
-        sequence.push_back(std::int32_t(stem));
-        prefix_len.push_back(std::int32_t(cached));
-        extra_slots.insert(extra_slots.end(), path.begin(), path.end());
-        extra_ptr.push_back(std::int32_t(extra_slots.size()));
+    void add(std::int64_t stem, std::int32_t token, std::int64_t position, std::int64_t seen,
+             std::int32_t slot) {
+        tokens.push_back(token);
+        positions_.push_back(std::int32_t(position));
+        write_slots_.push_back(slot);
+        sequence_.push_back(std::int32_t(stem));
+        prefix_len_.push_back(std::int32_t(seen));
+        extra_ptr_.push_back(std::int32_t(extra_slots_.size()));
     }
 
-    StepRows step(const std::int32_t* page_table, std::int64_t max_pages) const {
-        return {std::int64_t(positions.size()), max_pages,         positions.data(),
-                write_slots.data(),             sequence.data(),   page_table,
-                prefix_len.data(),              extra_ptr.data(), extra_slots.data()};
+    void add_node(std::int64_t stem, std::int32_t token, std::int64_t position,
+                  std::int64_t seen, const std::vector<std::int32_t>& path) {
+        extra_slots_.insert(extra_slots_.end(), path.begin(), path.end());
+        add(stem, token, position, seen, path.back());
     }
+
+    StepRows step() const {
+        return {std::int64_t(tokens.size()), max_pages_,         positions_.data(),
+                write_slots_.data(),         sequence_.data(),   page_table_.data(),
+                prefix_len_.data(),          extra_ptr_.data(), extra_slots_.data()};
+    }
+
+    std::vector<std::int32_t> tokens;
+
+  private:
+    std::int64_t max_pages_ = 1;
+    std::vector<std::int32_t> page_table_, positions_, write_slots_, sequence_, prefix_len_,
+        extra_ptr_, extra_slots_;
 };
 
-// Trees of many stems, all levels. states: where the stems' run nodes go, one stem after the other.
+// Trees of many stems, all levels.
 class Bush {
   public:
     Bush(Pool* pool, const RecurrentNet& net, const KvLayer* caches, const Stem* stems,
-         std::int64_t count, const std::int32_t* page_table, std::int64_t max_pages)
-        : pool_(pool), net_(net), caches_(caches), stems_(stems), page_table_(page_table),
-          max_pages_(max_pages) {
+         std::int64_t count)
+        : pool_(pool), net_(net), caches_(caches), stems_(stems), rows_(stems, count) {
+        std::int64_t runs = 0;
         for (std::int64_t s = 0; s < count; ++s) {
-            growths_.emplace_back(stems[s], page_table + s * max_pages, caches[0].page_tokens);
+            growths_.emplace_back(stems[s], caches[0].page_tokens);
             growing_.push_back(s);
+            first_run_.push_back(runs);
+            runs += stems[s].num_run();
         }
     }
 
-    // roots: [stems, hidden]. False where a row cannot be ranked.
+    // In place: the roots [stems, hidden] of stems with rows become what the last of them gave.
+    void catch_up(bool fused, float* roots) {
+        const std::int64_t width = fused ? net_.hidden : net_.width;
+        std::int64_t total = 0;
+        for (const std::int64_t s : growing_) total += stems_[s].rows;
+        if (total == 0) return;
+        float* features = scratch(Scratch::features, std::size_t(total * width));
+        float* to = features;
+        rows_.clear();
+        for (const std::int64_t s : growing_) {
+            const Stem& stem = stems_[s];
+            to = std::copy_n(stem.features, stem.rows * width, to);
+            for (std::int64_t r = 0; r < stem.rows; ++r) {
+                const std::int64_t at = stem.cached - stem.rows + r;
+                // Ids beyond the embedding are padding of the target's, and no words.
+                const auto token =
+                    std::int32_t(std::min<std::int64_t>(stem.tokens_before[r], net_.vocab - 1));
+                rows_.add(s, token, stem.position - stem.rows + r, at + 1,
+                          growths_[std::size_t(s)].slot(at));
+            }
+        }
+        const float* hidden = fused ? features : fuse(pool_, net_, total, features);
+        std::vector<float> out(std::size_t(total * net_.hidden));
+        forward(pool_, net_, caches_, rows_.step(), rows_.tokens.data(), hidden, out.data());
+        const float* last = out.data();
+        for (const std::int64_t s : growing_) {
+            if (stems_[s].rows == 0) continue;
+            last += stems_[s].rows * net_.hidden;
+            std::copy_n(last - net_.hidden, net_.hidden, roots + s * net_.hidden);
+        }
+    }
+
+    // roots: [stems, hidden]; states: where the run nodes of all stems go, one stem after the
+    // other. False where a row cannot be ranked.
     bool grow(const float* roots, float* states) {
         const std::int64_t width = net_.hidden;
-        std::vector<std::int64_t> first_run;
-        std::int64_t runs = 0;
-        for (const Growth& growth : growths_) {
-            first_run.push_back(runs);
-            runs += stems_[std::size_t(&growth - &growths_[0])].num_run();
-        }
         std::vector<float> rows(roots, roots + std::int64_t(growths_.size()) * width);
         std::vector<float> above;
-        Level level;
-        for (;;) {
-            if (!add_children(rows.data())) return false;
-            level.clear();
-            above.clear();
-            std::vector<std::int32_t> tokens;
-            std::vector<std::int64_t> still;
-            std::int64_t first_row = 0;
-            for (const std::int64_t s : growing_) {
-                const Growth& growth = growths_[std::size_t(s)];
-                const Stem& stem = stems_[s];
-                const std::int64_t ran = growth.depth() == 1 ? 1 : stem.topk;
-                if (!growth.done()) {
-                    still.push_back(s);
-                    for (std::int64_t k = 0; k < stem.topk; ++k) {
-                        const float* row = rows.data() + (first_row + growth.parents()[k]) * width;
-                        above.insert(above.end(), row, row + width);
-                        tokens.push_back(growth.tokens()[k]);
-                        level.add(stem.position + growth.depth() - 1, s, stem.cached,
-                                  growth.path(k));
-                    }
-                }
-                first_row += ran;
+        while (add_children(rows.data())) {
+            next_level(rows.data(), above);
+            if (growing_.empty()) {
+                for (const Growth& growth : growths_) growth.finish();
+                return true;
             }
-            growing_ = std::move(still);
-            if (growing_.empty()) break;
             rows.resize(above.size());
-            forward(pool_, net_, caches_, level.step(page_table_, max_pages_), tokens.data(),
-                    above.data(), rows.data());
+            forward(pool_, net_, caches_, rows_.step(), rows_.tokens.data(), above.data(),
+                    rows.data());
             const float* from = rows.data();
             for (const std::int64_t s : growing_) {
                 const std::int64_t topk = stems_[s].topk;
-                const std::int64_t run = first_run[std::size_t(s)] +
-                                         (growths_[std::size_t(s)].depth() - 1) * topk;
-                std::copy_n(from, topk * width, states + run * width);
+                const std::int64_t step = growths_[std::size_t(s)].depth() - 1;
+                std::copy_n(from, topk * width,
+                            states + (first_run_[std::size_t(s)] + step * topk) * width);
                 from += topk * width;
             }
         }
-        for (const Growth& growth : growths_) growth.finish();
-        return true;
+        return false;
     }
 
   private:
+    // Leaves the stems that are done behind, and sets the rows of the others: their beams, and in
+    // `above` the states of the rows that these grew from.
+    void next_level(const float* states, std::vector<float>& above) {
+        const std::int64_t width = net_.hidden;
+        std::vector<std::int64_t> still;
+        rows_.clear();
+        above.clear();
+        for (const std::int64_t s : growing_) {
+            const Growth& growth = growths_[std::size_t(s)];
+            const Stem& stem = stems_[s];
+            if (!growth.done()) {
+                still.push_back(s);
+                for (std::int64_t k = 0; k < stem.topk; ++k) {
+                    const float* from = states + growth.parents()[k] * width;
+                    above.insert(above.end(), from, from + width);
+                    rows_.add_node(s, growth.tokens()[k], stem.position + growth.depth() - 1,
+                                   stem.cached, growth.path(k));
+                }
+            }
+            states += (growth.depth() == 1 ? 1 : stem.topk) * width;
+        }
+        growing_ = std::move(still);
+    }
+
     // Scores the rows that were run last and adds a level to each growing stem.
     bool add_children(const float* states) {
         struct Row {
@@ -206,10 +285,9 @@ class Bush {
     const RecurrentNet& net_;
     const KvLayer* caches_;
     const Stem* stems_;
-    const std::int32_t* page_table_;
-    std::int64_t max_pages_;
+    Rows rows_;
     std::vector<Growth> growths_;
-    std::vector<std::int64_t> growing_;
+    std::vector<std::int64_t> growing_, first_run_;
 };
 
 }  // namespace
@@ -224,13 +302,15 @@ GRAFT_API void graft_recurrent_forward(graft::Pool* pool, const graft::Recurrent
     graft::forward(pool, *net, caches, *step, tokens, hidden, out);
 }
 
-// Grows a tree for each stem. roots: [stems, hidden], what `forward` gave for the last row before;
-// page_table: [stems, max_pages]; states: [run nodes of all stems, hidden], what it gives for them.
-// Returns 0 where a row of logits holds NaN or +inf or the filters leave nothing of it.
+// Runs the rows of each stem and grows its tree. fused: the features have passed fc. In place:
+// roots [stems, hidden], what the last row before each tree gave, read for stems without rows.
+// states: [run nodes of all stems, hidden], what the network gives for them. Returns 0 where a row
+// of logits holds NaN or +inf or the filters leave nothing of it.
 GRAFT_API int graft_recurrent_grow(graft::Pool* pool, const graft::RecurrentNet* net,
                                    const graft::KvLayer* caches, const graft::Stem* stems,
-                                   std::int64_t count, const std::int32_t* page_table,
-                                   std::int64_t max_pages, const float* roots, float* states) {
-    graft::Bush bush(pool, *net, caches, stems, count, page_table, max_pages);
+                                   std::int64_t count, std::int64_t fused, float* roots,
+                                   float* states) {
+    graft::Bush bush(pool, *net, caches, stems, count);
+    bush.catch_up(fused != 0, roots);
     return bush.grow(roots, states) ? 1 : 0;
 }
