@@ -257,9 +257,20 @@ def test_forwards_beside_a_busy_drafter_do_not_make_plain_decoding_look_slow() -
     costs = shared.replica("verify").costs
     before = plain(costs, Load(1, 100))
     for _ in range(50):
-        costs.add(replace(LATE_ROUND, wait_s=0.0, forward_s=0.060), CHAIN)
+        costs.add(replace(LATE_ROUND, wait_s=0.0, forward_s=0.060), None, crowded=True)
     after = plain(costs, Load(1, 100))
     assert before and after and after.seconds == pytest.approx(before.seconds, rel=0.01)
+
+
+def test_plain_rounds_that_verify_calls_late_are_timed_at_tier_zero() -> None:
+    shared, now = warm()
+    pilot = shared.open("verify", [OFFER], 1, 100, now)
+    slower = replace(PLAIN, forward_s=0.060, missing=LATE)
+    for _ in range(100):
+        now += slower.seconds
+        pilot.observe(slower if pilot.tier.off else seen(0, wait_s=0.03), now)
+    after = plain(shared.replica("verify").costs, Load(1, 100))
+    assert after and after.seconds == pytest.approx(slower.seconds, rel=0.1)
 
 
 def test_where_starts_cost_more_than_they_gain_sessions_begin_without_drafts() -> None:

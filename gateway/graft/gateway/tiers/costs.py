@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 from graft.common.tier import Tier
 from graft.gateway.tiers.gauge import Gauge
-from graft.gateway.tiers.seen import EMPTY, LATE, NO_DRAFTER, Seen
+from graft.gateway.tiers.seen import EMPTY, LATE, Seen
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 _SHAPE_SLOPE = 0.02
@@ -20,7 +20,6 @@ _LATE_SHARE = 0.95
 _LATE_FACTOR = 2.0
 _SURPRISE = 0.15
 _FACTOR_SHARE = 0.02
-_CROWDED = (LATE, NO_DRAFTER)
 
 
 class VerifyTable:
@@ -207,17 +206,20 @@ class Costs:
         """True once a round without drafts was timed."""
         return self.plain_seen_at >= 0
 
-    def add(self, seen: Seen, tier: Tier | None, *, believe: bool = False) -> bool:
+    def add(
+        self, seen: Seen, tier: Tier | None, *, believe: bool = False, crowded: bool = False
+    ) -> bool:
         """Takes a round drafted at `tier`, None for one that no drafter had a part in.
 
-        True when an estimate jumped, so that a decision is due. A forward without the tree that
-        was meant for it ran beside a drafter at work, perhaps on the same cores: its time says
-        nothing about plain decoding, once that is known.
+        True when an estimate jumped, so that a decision is due.
+
+        crowded: there was no tree, but a drafter at work beside the forward, perhaps on the same
+        cores: the forward's time says nothing about plain decoding, once that is known.
         """
         self.beside.add(seen.queue_s + seen.choice_s)
         jumped = False
         self.verify.surprised = False
-        if seen.missing not in _CROWDED or not self.plain_known:
+        if not crowded or not self.plain_known:
             jumped = self.verify.add(seen.num_rows, seen.context, seen.forward_s)
         self.wait_jumped = False
         if tier is None:
