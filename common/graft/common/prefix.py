@@ -13,6 +13,7 @@ _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15
 _LENGTH = 0xD6E8FEB86659FD93
 _BLOCK = 4096
+_FEW = 16  # tokens that are added faster one by one
 
 
 def _digest(state: int, length: int) -> int:
@@ -94,6 +95,10 @@ class Prefix:
             self._tokens = grown
         self._tokens[self._length : end] = added
         self._length = end
+        if len(added) <= _FEW:
+            for token in added.tolist():
+                self._state = (self._state * _BASE + token + 1) & _MASK
+            return
         for start in range(0, len(added), _BLOCK):
             block = added[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)
             size = len(block)

@@ -131,7 +131,7 @@ def from_parents(
         raise TreeRefused(
             TreeRefusal.TREE_REFUSAL_MALFORMED, "node 0 must be the root, with parent -1"
         )
-    if scores is not None and bool(np.isnan(np.asarray(scores, np.float32)).any()):
+    if scores is not None and any(score != score for score in scores):
         raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN")
     children: list[list[int]] = [[] for _ in range(num_nodes)]
     for node in range(1, num_nodes):
@@ -149,26 +149,29 @@ def from_parents(
         order.append(node)
         stack.extend(reversed(children[node]))
     place = {node: i for i, node in enumerate(order)}
-    next_token = np.full(num_nodes, -1, np.int32)
-    next_sibling = np.full(num_nodes, -1, np.int32)
-    parent_of = np.full(num_nodes, -1, np.int32)
-    depth = np.zeros(num_nodes, np.int32)
+    next_token, next_sibling, parent_of = ([-1] * num_nodes for _ in range(3))
+    depth = [0] * num_nodes
     for i, node in enumerate(order):
-        for rank, child in enumerate(children[node]):
+        before = -1
+        for child in children[node]:
             j = place[child]
             parent_of[j] = i
             depth[j] = depth[i] + 1
-            if rank == 0:
+            if before < 0:
                 next_token[i] = j
             else:
-                next_sibling[place[children[node][rank - 1]]] = j
+                next_sibling[before] = j
+            before = j
+    # One array for all five: calls of numpy are what this costs.
+    named = [tokens[node] for node in order]
+    lines = np.array((named, next_token, next_sibling, parent_of, depth), np.int32)
     return Tree(
-        tokens=np.asarray([tokens[node] for node in order], np.int32),
-        next_token=next_token,
-        next_sibling=next_sibling,
-        parent=parent_of,
-        depth=depth,
-        scores=None if scores is None else np.asarray([scores[node] for node in order], np.float32),
+        tokens=lines[0],
+        next_token=lines[1],
+        next_sibling=lines[2],
+        parent=lines[3],
+        depth=lines[4],
+        scores=None if scores is None else np.array([scores[node] for node in order], np.float32),
     )
 
 
@@ -195,7 +198,7 @@ def check(tree: Tree, limits: TreeLimits) -> None:
             f"a token is outside 0..{limits.vocab_size - 1}",
         )
     edges = tree.parent[1:].astype(np.int64) * limits.vocab_size + drafted
-    if np.unique(edges).size != edges.size:
+    if len(set(edges.tolist())) != edges.size:
         raise TreeRefused(
             TreeRefusal.TREE_REFUSAL_DUPLICATE_SIBLING, "two children of one node hold one token"
         )

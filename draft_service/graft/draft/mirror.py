@@ -122,7 +122,10 @@ class Mirror:
         self.num_commits += 1
 
     def _check_range(self, tokens: Sequence[int] | IntArray) -> Sequence[int] | IntArray:
-        low, high = int(np.min(tokens)), int(np.max(tokens))
+        if isinstance(tokens, np.ndarray):
+            low, high = int(tokens.min()), int(tokens.max())
+        else:  # a round's few tokens are not worth an array
+            low, high = min(tokens), max(tokens)
         if low < 0 or high >= self.limits.vocab_size:
             raise ChainBroken(
                 f"a token is outside 0..{self.limits.vocab_size - 1}: {low if low < 0 else high}"
