@@ -138,7 +138,9 @@ async def test_no_field_makes_speculation_show(route: str, fields: Fields, tmp_p
         bodies = walk.covering(offered(fields, answered))
         assert await walker.walk(route, bodies) == bodies
         assert walker.accepted["perfect"] > 0.5 * walker.drafted["perfect"] > 0
-        assert walker.drafted["always_wrong"] > 0 == walker.accepted["always_wrong"]
+        # A guess that comes before its text is told may come true by chance.
+        assert walker.accepted["always_wrong"] <= 0.02 * walker.drafted["always_wrong"]
+        assert walker.drafted["always_wrong"] > 0
         assert walker.drafted["ngram"] > 0 and walker.drafted["eagle3"] > 0
         assert not await walker.walk(route, [dict(fragment) for fragment in walk.REFUSED])
         await walker.walk(route, [dict(fragment) for fragment in walk.FORCED])
