@@ -9,7 +9,7 @@ import pytest
 from graft.common.tier import Tier
 from graft.gateway.tiers.controller import Fixed
 from graft.sim.run import fixed_tokens, ramped, run
-from graft.sim.workloads import CHAT, CODE, WORKLOADS
+from graft.sim.workloads import CHAT, CODE, UNSEEN, WORKLOADS
 from graft.sim.world import FP32, Phase, Workload, cost, grow, mean_rate
 
 CHAIN = Tier("eagle", 3, 1, 4)
@@ -74,3 +74,9 @@ def test_sessions_of_a_phase_come_one_after_another() -> None:
 def test_there_is_a_workload_of_every_kind() -> None:
     kinds = {workload.kind for workload in WORKLOADS}
     assert kinds == {"stationary", "shifting", "oscillating", "slowed"}
+
+
+def test_workloads_that_nobody_chose_are_the_same_every_time() -> None:
+    first = UNSEEN[0].phases[0]
+    assert (first.rtt_s, first.num_sessions) == (pytest.approx(0.0128, abs=1e-4), 8)
+    assert len({workload.name for workload in WORKLOADS + UNSEEN}) == len(WORKLOADS + UNSEEN)
