@@ -10,8 +10,8 @@ from graft.gateway.tiers.controller import Fixed
 from graft.gateway.tiers.goodput import Goodput
 from graft.sim.compare import Plain, compare
 from graft.sim.run import run
-from graft.sim.workloads import UNSEEN, WORKLOADS, Workload
-from graft.sim.world import DEADLINE_S
+from graft.sim.workloads import UNSEEN, WORKLOADS
+from graft.sim.world import DEADLINE_S, Workload
 
 STATIONARY = [workload for workload in WORKLOADS if workload.kind == "stationary"]
 FEW = range(1, 4)
