@@ -247,7 +247,7 @@ class Trials:
         """True when a gain, as a ratio of rates, is enough, and the try itself was no loss."""
         knobs, margin = self._knobs, self._knobs.margin
         if trial.home.off:
-            margin = _RETURN + knobs.return_more * self._replica.late_turns(now)
+            margin = _RETURN + knobs.return_more * self._replica.late_turns(now) ** 0.5
         else:
             late = self._replica.late_switches(now, knobs.margin_window_s)
             margin += knobs.margin_more * min(late, _MOST_LATE)
