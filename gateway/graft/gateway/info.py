@@ -9,7 +9,7 @@ from graft.common.grammar import kind_name
 from graft.gateway.core import Gateway
 from graft.gateway.replicas import Replicas
 from graft.v1 import verify_pb2
-from graft.v1.sampling_pb2 import AcceptRule
+from graft.v1.sampling_pb2 import AcceptRule, GrammarKind
 
 
 def server_info(gateway: Gateway) -> dict[str, Any]:
@@ -42,8 +42,9 @@ def server_info(gateway: Gateway) -> dict[str, Any]:
 
 
 def grammar_kinds(gateway: Gateway) -> list[str]:
-    """The names of what answers may be held to."""
-    return [kind_name(kind) for kind in sorted(gateway.grammar_kinds)]
+    """The names of what clients may hold answers to."""
+    ours = {GrammarKind.GRAMMAR_KIND_TAGGED_JSON}  # made of strict functions, never asked for
+    return [kind_name(kind) for kind in sorted(gateway.grammar_kinds - ours)]
 
 
 def server_version() -> str:

@@ -33,8 +33,8 @@ class FeatureOffer:
     hidden_size: int
     num_layers: int
     share_bytes: int
-    kept_bytes: int = 0
     projections: Mapping[str, ProjectionShape] = field(default_factory=dict)
+    kept_bytes: int = 0
 
     def check(self, spec: FeatureSpec) -> None:
         """Raises:

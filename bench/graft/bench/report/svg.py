@@ -21,13 +21,28 @@ def draw(plot: Lines | Bars) -> str:
 
 
 def standalone(plot: Lines | Bars) -> str:
-    """A whole SVG file, readable on light and dark pages."""
+    """A whole SVG file, readable on light and dark pages, that says in words what it shows."""
     style = (
-        "<style>text{font:12px system-ui,sans-serif;fill:#64748b}"
-        ".rule{stroke:#94a3b8;stroke-opacity:.4}</style>"
+        "<style>text{font:12px system-ui,sans-serif;fill:#475569}"
+        ".rule{stroke:#94a3b8;stroke-opacity:.4}"
+        "@media (prefers-color-scheme: dark){text{fill:#cbd5e1}}</style>"
     )
+    words = f"<title>{escape(plot.title)}</title><desc>{escape(_told(plot))}</desc>"
     head, rest = draw(plot).split(">", 1)
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{words}{style}{rest}\n'
+
+
+def _told(plot: Lines | Bars) -> str:
+    """The last value of each curve, or the sum of each bar."""
+    if isinstance(plot, Lines):
+        ends = {name: curve[-1] for name, curve in plot.curves.items() if curve}
+        told = [
+            f"{name} ends at {y:.4g} where {plot.x_label} is {x:.4g}"
+            for name, (x, y) in ends.items()
+        ]
+        return f"{plot.y_label} by {plot.x_label}: {'; '.join(told)}."
+    told = [f"{name} {sum(parts.values()):.4g}" for name, parts in plot.bars.items()]
+    return f"{plot.unit}: {'; '.join(told)}."
 
 
 def ticks(most: float) -> list[float]:

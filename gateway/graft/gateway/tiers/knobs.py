@@ -11,8 +11,8 @@ class Knobs:
 
     interval, dwell: rounds between two decisions, and after a switch before one for gain.
     margin: gain that another tier must promise, and margin_more for every switch of late, that is
-        of the last margin_window_s. A way back from tier 0 needs return_more for the first time that
-        drafting began or ended of late and less for each further one, most for those soon undone.
+        of the last margin_window_s. A way back from tier 0 needs return_more for the first time
+        that drafting began or ended of late, less for each further one, most for those soon undone.
     pays: gain over plain decoding at which drafting begins.
     sinks: expected loss at which it ends at once, before anything was lost.
     lost_s: what drafting may lose in any window of the ledger before it has to pay or end;
