@@ -73,7 +73,7 @@ class VerifySettings(ServiceSettings):
         60.0, gt=0.0, description="A step that takes longer makes the replica NOT_SERVING."
     )
     grammar_compile_s: float = Field(
-        2.0,
+        1.5,
         ge=0.0,
         le=60.0,
         description="Seconds that a grammar or a JSON schema may take to compile; 0 offers none.",
