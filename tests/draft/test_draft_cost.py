@@ -6,7 +6,6 @@ CPU time of the process, on one thread, so that a busy machine changes little.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,6 @@ TIERS = {
     "tree of 24": Tier("eagle3", num_steps=5, topk=4, num_draft_tokens=24),
 }
 ROUNDS = 7
-# Rounded weights stream so fast that a tree's 32 rows wait for arithmetic, which nobody shares.
-BOUNDS = {("q8_0", "tree of 24"): 4.5}
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +60,32 @@ def round_s(proposer: ModelProposer, tier: Tier, sessions: int) -> float:
     return float(np.median(spent))
 
 
-@pytest.mark.slow
-@pytest.mark.embedded
-@pytest.mark.parametrize("shape", TIERS)
-@pytest.mark.parametrize("quantization", ["none", "q8_0"])
-def test_eight_sessions_cost_less_than_three_times_one(
-    checkpoint: Path, quantization: str, shape: str, record_property: Callable[[str, object], None]
-) -> None:
-    assert target_config(checkpoint)["hidden_size"] == 576
+def one_and_eight(checkpoint: Path, quantization: str, shape: str) -> tuple[float, float]:
+    """CPU seconds of a round of one session and of eight."""
     flags = {"proposers": [f"eagle3={checkpoint}"], "model": EMBEDDED}
     settings = DraftSettings.load(None, {**flags, "draft_model_quantization": quantization})
     (proposer,) = make_proposers(settings)
     assert isinstance(proposer, ModelProposer)
     one, eight = (round_s(proposer, TIERS[shape], sessions) for sessions in (1, 8))
-    record_property("one_ms", 1e3 * one)
-    record_property("eight_ms", 1e3 * eight)
-    bound = BOUNDS.get((quantization, shape), 3)
-    assert eight < bound * one, f"{1e3 * one:.1f} ms for one session, {1e3 * eight:.1f} for eight"
+    print(f"{quantization} {shape}: {1e3 * one:.1f} ms for one, {1e3 * eight:.1f} for eight")
+    return one, eight
+
+
+@pytest.mark.slow
+@pytest.mark.embedded
+@pytest.mark.parametrize("shape", TIERS)
+def test_eight_sessions_share_the_weights_of_a_step(checkpoint: Path, shape: str) -> None:
+    """Chains wait for weights; 32 rows a level of trees run at the peak of one core's arithmetic."""
+    assert target_config(checkpoint)["hidden_size"] == 576
+    one, eight = one_and_eight(checkpoint, "none", shape)
+    assert eight < (3 if shape.startswith("chain") else 5) * one
+
+
+@pytest.mark.slow
+@pytest.mark.embedded
+@pytest.mark.parametrize("shape", TIERS)
+def test_rounded_weights_cost_less_than_whole_ones(checkpoint: Path, shape: str) -> None:
+    """One session's weights come from the cache, eight wait for arithmetic, which nobody shares."""
+    whole, rounded = (one_and_eight(checkpoint, kind, shape) for kind in ("none", "q8_0"))
+    assert rounded[0] < whole[0]
+    assert rounded[1] < whole[1]
