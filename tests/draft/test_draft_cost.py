@@ -75,7 +75,7 @@ def one_and_eight(checkpoint: Path, quantization: str, shape: str) -> tuple[floa
 @pytest.mark.embedded
 @pytest.mark.parametrize("shape", TIERS)
 def test_eight_sessions_share_the_weights_of_a_step(checkpoint: Path, shape: str) -> None:
-    """Chains wait for weights; 32 rows a level of trees run at the peak of one core's arithmetic."""
+    """Chains wait for weights; 32 rows a level of trees run at the peak of a core's arithmetic."""
     assert target_config(checkpoint)["hidden_size"] == 576
     one, eight = one_and_eight(checkpoint, "none", shape)
     assert eight < (3 if shape.startswith("chain") else 5) * one
