@@ -49,8 +49,8 @@ def proposers_of(made: Plan) -> list[str]:
 
 def test_the_best_one_is_the_default(tiny: Path) -> None:
     made = plan(tiny)
-    assert proposers_of(made) == ["eagle3=...", "ngram"]
-    assert made.drafter == "eagle3, 2.60 tokens a round"
+    assert proposers_of(made) == ["merged=...", "eagle3=...", "ngram"]
+    assert made.drafter == "eagle3, 2.60 tokens a round, merged with n-gram look-up"
 
 
 def test_a_name_alone_takes_ours(tiny: Path) -> None:
@@ -100,7 +100,7 @@ def test_it_runs_as_is_fastest_here_unless_told_otherwise(tiny: Path, tmp_path: 
     config.write_text("draft:\n  draft_model_quantization: none\n  eagle_topk: 2\n")
     assert {"--draft-model-quantization=q8_0", "--eagle-topk=4"} <= words_of(plan(tiny))
     told = words_of(plan(tiny, config))
-    assert {"--num-draft-tokens=8", "--feature-window=256"} <= told
+    assert {"--num-draft-tokens=16", "--feature-window=256"} <= told
     assert not {word for word in told if word.startswith(("--draft-model-q", "--eagle-topk=4"))}
     plain = words_of(plan(tiny, trained_drafter=False))
     assert not {word for word in plain if word.startswith(("--draft-model-q", "--num-steps"))}
