@@ -235,7 +235,7 @@ def address_of(host: str, port: int) -> str:
 
 
 # How a drafter that comes with Graft runs fastest beside its target on one machine: bytes of
-# weights bound its step, old states bring little, and 16 rows of a target cost little more than one.
+# weights bound its step, old states bring little, and 16 rows of a target cost hardly more than one.
 _TRAINED: dict[str, Any] = {
     "draft_model_quantization": "q8_0",
     "feature_window": 256,
