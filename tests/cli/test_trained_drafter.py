@@ -99,6 +99,7 @@ def test_it_runs_as_is_fastest_here_unless_told_otherwise(tiny: Path, tmp_path: 
     config = tmp_path / "graft.yaml"
     config.write_text("draft:\n  draft_model_quantization: none\n  eagle_topk: 2\n")
     assert {"--draft-model-quantization=q8_0", "--eagle-topk=4"} <= words_of(plan(tiny))
+    assert "--num-draft-tokens=4" in words_of(plan(tiny, precision="q8_0"))
     told = words_of(plan(tiny, config))
     assert {"--num-draft-tokens=16", "--feature-window=256"} <= told
     assert not {word for word in told if word.startswith(("--draft-model-q", "--eagle-topk=4"))}

@@ -138,7 +138,8 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
             chosen = draft.proposers if "proposers" in draft.model_fields_set else []
             drafting["proposers"], drafter = with_trained(draft.model or verify.model, chosen)
             if drafter:
-                drafting |= _unset(draft, _TRAINED)
+                tree = _TREE if verify.precision == "fp32" else _TREE_BESIDE_ROUNDED
+                drafting |= _unset(draft, {**_TRAINED, **tree})
         for replica in range(settings.drafts):
             wanted = draft.port + replica if draft.port else 0
             draft_flags.append(
@@ -235,14 +236,11 @@ def address_of(host: str, port: int) -> str:
 
 
 # How a drafter that comes with Graft runs fastest beside its target on one machine: bytes of
-# weights bound its step, old states bring little, and 16 rows of a target cost hardly more than one.
-_TRAINED: dict[str, Any] = {
-    "draft_model_quantization": "q8_0",
-    "feature_window": 256,
-    "num_steps": 4,
-    "eagle_topk": 4,
-    "num_draft_tokens": 16,
-}
+# weights bound its step, and old states bring little.
+_TRAINED: dict[str, Any] = {"draft_model_quantization": "q8_0", "feature_window": 256}
+# Sixteen rows of a float32 target cost hardly more than one; rounded weights bear four.
+_TREE = {"num_steps": 4, "eagle_topk": 4, "num_draft_tokens": 16}
+_TREE_BESIDE_ROUNDED = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}
 # It drafts while verify waits, so both may have the cores.
 _TRAINED_THREADS = 2
 
