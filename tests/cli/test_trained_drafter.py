@@ -105,3 +105,19 @@ def test_it_runs_as_is_fastest_here_unless_told_otherwise(tiny: Path, tmp_path: 
     assert not {word for word in told if word.startswith(("--draft-model-q", "--eagle-topk=4"))}
     plain = words_of(plan(tiny, trained_drafter=False))
     assert not {word for word in plain if word.startswith(("--draft-model-q", "--num-steps"))}
+
+
+@pytest.mark.parametrize(
+    ("flags", "tiers"),
+    [
+        ({}, set()),
+        ({"precision": "q8_0"}, {"--tiers=fixed"}),
+        ({"precision": "q8_0", "tiers": "goodput"}, {"--tiers=goodput"}),
+        ({"precision": "q8_0", "trained_drafter": False}, set()),
+    ],
+)
+def test_rounds_of_rounded_weights_are_too_short_for_tries(
+    tiny: Path, flags: dict[str, Any], tiers: set[str]
+) -> None:
+    gateway = next(child for child in plan(tiny, **flags).children if child.name == "gateway")
+    assert {word for word in gateway.command if word.startswith("--tiers")} == tiers

@@ -167,6 +167,9 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         config,
         {**gateway_flags, "port": settings.port, "grpc_port": settings.grpc_port},
     )
+    if drafter and verify.precision != "fp32" and "tiers" not in gateway.model_fields_set:
+        # Rounds are so short there that tries cost more than they find; the small tree pays.
+        gateway_flags["tiers"] = "fixed"
     gateway_flags["port"] = _port(gateway.host, gateway.port, "port")
     gateway_flags["grpc_port"] = _port(gateway.host, gateway.grpc_port, "grpc-port")
     _check_distinct([verify_flags, *draft_flags, gateway_flags])
