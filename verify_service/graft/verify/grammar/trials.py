@@ -131,7 +131,8 @@ class Trials:
         process = self._process
         if process is None or process.stdin is None:
             raise _Gone("the process that compiles grammars has ended")
-        with contextlib.suppress(OSError):  # its end is seen where it is read
+        # Its end is seen where it is read, and told there; the pipe may be broken or closed by now.
+        with contextlib.suppress(OSError, ValueError):
             process.stdin.write(line)
             process.stdin.flush()
 
