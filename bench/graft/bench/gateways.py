@@ -6,8 +6,6 @@ They end with the block that started them, and with this process however it ends
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
 
-from graft.bench.services import free_ports, stop_process
+from graft.bench.services import free_ports, start_child, stop_process
 from graft.common.errors import GraftError
 
 _HOST = "127.0.0.1"
@@ -50,16 +48,7 @@ async def gateways(
                 f"--grpc-port={rpc}",
                 *words,
             ]
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "graft.cli.child",
-                str(os.getpid()),
-                "0",
-                *command,
-                stdout=said,
-                stderr=said,
-            )
+            process = await start_child(command, said)
             stack.push_async_callback(stop_process, process)
             processes.append(process)
             urls[way] = f"http://{_HOST}:{rest}"

@@ -12,10 +12,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -47,6 +48,15 @@ class Addresses:
     draft: str
 
 
+async def start_child(words: Sequence[str], said: IO[str]) -> asyncio.subprocess.Process:
+    """A `graft` command as a process that ends with this one; what it says goes to `said`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "graft.cli.child", str(os.getpid()), _NICENESS, *words),
+        stdout=said,
+        stderr=said,
+    )
+
+
 @asynccontextmanager
 async def running(setup: Setup) -> AsyncIterator[Addresses]:
     """The services, ready; they are ended after.
@@ -56,8 +66,6 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
     """
     rest, rpc, verify, draft = free_ports(4)
     words = [
-        str(os.getpid()),
-        _NICENESS,
         "up",
         f"--model={setup.model}",
         f"--precision={setup.precision}",
@@ -71,9 +79,7 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
     if setup.config is not None:
         words.append(f"--config={setup.config}")
     with tempfile.TemporaryFile("w+") as said:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "graft.cli.child", *words, stdout=said, stderr=said
-        )
+        process = await start_child(words, said)
         try:
             addresses = Addresses(f"http://{_HOST}:{rest}", f"{_HOST}:{verify}", f"{_HOST}:{draft}")
             if not await _ready(process, addresses.url):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,7 +17,7 @@ from typing import IO, Any
 import grpc.aio
 import httpx
 
-from graft.bench.services import free_ports, stop_process
+from graft.bench.services import free_ports, start_child, stop_process
 from graft.common.channel import open_channel
 from graft.common.errors import GraftError
 from graft.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -96,16 +95,7 @@ async def two_replicas(cores: Cores) -> AsyncIterator[Replicas]:
 
 
 async def _start(core: int, words: Sequence[str], said: IO[str]) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "graft.cli.child",
-        str(os.getpid()),
-        "0",
-        *words,
-        stdout=said,
-        stderr=said,
-    )
+    process = await start_child(words, said)
     # Threads that it starts from here on stay on the core.
     os.sched_setaffinity(process.pid, {core})
     return process

@@ -162,10 +162,13 @@ class Feed:
         if (window := self._windows.get(spec)) is not None:
             window.add(start, payload)
 
-    def held(self, spec: FeatureSpec, start: int, stop: int) -> bytes | None:
-        """The rows of positions start..stop-1; None when one of them is not here."""
-        window = self._windows[spec]
-        return window.take(start, stop) if window.end_of(start) >= stop > start else None
+    def holds(self, spec: FeatureSpec, start: int, stop: int) -> bool:
+        """True when the rows of positions start..stop-1 are all here."""
+        return self._windows[spec].end_of(start) >= stop
+
+    def rows(self, spec: FeatureSpec, start: int, stop: int) -> bytes:
+        """The rows of positions start..stop-1, all of which are here."""
+        return self._windows[spec].take(start, stop)
 
     def gap(self, kv_length: int) -> range:
         """Positions below `kv_length` that some stream waits for and nobody has captured.

@@ -28,9 +28,11 @@ class KeptRows:
         size = table.page_tokens
         for spec in feed.specs:
             for index, key in enumerate(table.keys):
-                rows = feed.held(spec, index * size, (index + 1) * size)
-                if rows is not None:
-                    self._put((spec, key), rows)
+                start, stop, name = index * size, (index + 1) * size, (spec, key)
+                if name in self._rows:
+                    self._rows.move_to_end(name)
+                elif feed.holds(spec, start, stop):
+                    self._put(name, feed.rows(spec, start, stop))
 
     def restore(self, feed: Feed, table: PageTable) -> int:
         """Gives a feed the rows of a table's known pages that it lacks; returns how many."""
@@ -40,7 +42,7 @@ class KeptRows:
             for index, key in enumerate(table.keys):
                 start, stop = index * size, (index + 1) * size
                 rows = self._rows.get((spec, key)) if stop > oldest else None
-                if rows is None or feed.held(spec, start, stop) is not None:
+                if rows is None or feed.holds(spec, start, stop):
                     continue
                 self._rows.move_to_end((spec, key))
                 feed.add(spec, start, rows)
@@ -48,11 +50,6 @@ class KeptRows:
         return found
 
     def _put(self, name: tuple[FeatureSpec, PageKey], rows: bytes) -> None:
-        if name in self._rows:
-            self._rows.move_to_end(name)
-            return
-        if len(rows) > self._max_bytes:
-            return
         self._rows[name] = rows
         self.num_bytes += len(rows)
         while self.num_bytes > self._max_bytes:
