@@ -93,11 +93,13 @@ def sessions(drafter: ModelProposer, laws: list[Sampling], tiers: list[Tier]) ->
 
 
 def drafted(
-    drafter: ModelProposer, laws: list[Sampling], tiers: list[Tier]
+    drafter: ModelProposer, laws: list[Sampling], tiers: list[Tier], wide: bool = False
 ) -> list[tuple[Tree, Ran]]:
     seats = sessions(drafter, laws, tiers)
     made = []
-    for tree, seat in zip(drafter.propose(seats), seats, strict=True):
+    with torch.inference_mode():
+        trees = drafter.trees(seats, wide)
+    for tree, seat in zip(trees, seats, strict=True):
         ran = state_of(seat).ran
         assert isinstance(tree, Tree)
         assert ran is not None
@@ -153,6 +155,20 @@ def test_sessions_of_all_laws_and_shapes_grow_side_by_side(
     together = drafted(proposer(checkpoint, borrowed, two), laws, tiers)
     levels = drafted(proposer(checkpoint, borrowed, one, whole=False), laws, tiers)
     assert_same(laws, together, levels)
+
+
+def test_wide_trees_show_more_children_than_go_on(checkpoint: Path, borrowed: Borrowed) -> None:
+    laws = LAWS * len(TIERS)
+    tiers = [tier for tier in TIERS for _ in LAWS]
+    ops = select("cpu", 1, "native")
+    whole = drafted(proposer(checkpoint, borrowed, ops), laws, tiers, wide=True)
+    levels = drafted(proposer(checkpoint, borrowed, ops, whole=False), laws, tiers, wide=True)
+    assert_same(laws, whole, levels)
+    for tier, (tree, ran) in zip(tiers, whole, strict=True):
+        assert ran.num_run == tier.topk * tier.num_steps
+        assert tree.max_depth <= tier.num_steps + 1
+    widest = [max(len(tree.children(node)) for node in range(tree.num_nodes)) for tree, _ in whole]
+    assert max(widest) > max(tier.topk for tier in tiers)
 
 
 def test_drawn_chains_grow_beside_bushes(checkpoint: Path, borrowed: Borrowed) -> None:

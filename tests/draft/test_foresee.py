@@ -41,10 +41,10 @@ def test_a_round_over_the_root_alone_ends_after_one_token() -> None:
     assert {outcome.tokens for outcome in outcomes(None, wide)} == {(1,), (2,)}
 
 
-def test_adrift_every_path_may_be_committed_before_the_tree_arrives() -> None:
+def test_of_a_late_tree_every_path_may_be_committed_before_it_arrives() -> None:
     wide = from_parents([9, 1, 2, 3], [-1, 0, 0, 1], [0.0, -0.1, -2.0, -0.2])
-    found = {outcome.tokens for outcome in outcomes(chain([9, 1, 3]), wide, adrift=True)}
-    assert found == {(1,), (2,), (1, 3)}
+    found = {one.tokens: one.rounds for one in outcomes(chain([9, 1, 3]), wide, late=True)}
+    assert found == {(1,): 1, (2,): 1, (1, 3): 2}
 
 
 def test_a_drafter_that_is_right_and_unsure_is_trusted_more_than_it_says() -> None:

@@ -135,7 +135,7 @@ def test_credits_and_prepared_outcomes_stay_within_their_bounds(
 def test_bytes_are_spent_and_come_back_with_tokens() -> None:
     outlook = outlook_at(budget=20, max_trees=40)
     (candidate,) = outlook.best(1)
-    outlook.prepared(candidate, seat_of(), None, num_bytes=5000)
+    outlook.prepared(candidate, seat_of(), None, num_bytes=2800)
     assert not outlook.best(1) and not outlook.wants_work
     outlook.committed((1, 2, 3, 4, 5, 6), (7, 1), 2)
     outlook.restart(chain([6, 7, 8]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -20,6 +21,7 @@ from graft.draft.settings import DraftSettings
 from graft.kernels.ops import Ops, select
 from graft.testing.adapters import write_adapter
 from graft.testing.checkpoints import write_eagle3
+from graft.testing.gguf_models import write_gguf
 from graft.testing.models import write_tiny_model
 
 
@@ -90,3 +92,26 @@ def test_what_cannot_be_honoured_is_said(tmp_path: Path, target: Path) -> None:
     assert inactive(settings, "eagle3", eagle3) == ["draft_model_quantization"]
     uno = write_adapter(tmp_path / "uno", target)
     assert inactive(settings, "uno", uno) == ["draft_model_quantization", "torch_compile"]
+
+
+def standalone_precision(path: Path, quantization: str) -> str:
+    settings = DraftSettings.load(None, {"draft_model_quantization": quantization})
+    made = Workshop(settings).load("standalone", str(path))
+    return made.describe().detail.rsplit(" ", 1)[-1]
+
+
+def test_standalone_keeps_the_blocks_of_its_file_where_asked(
+    tmp_path: Path, target: Path, ops: Ops
+) -> None:
+    path = write_gguf(target, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_1)
+    assert standalone_precision(path, "stored") == "q4_1"
+    assert standalone_precision(path, "none") == "fp32"
+
+
+def test_blocks_that_are_not_there_are_reported(tmp_path: Path, target: Path) -> None:
+    settings = DraftSettings.load(
+        None, {"model": str(target), "draft_model_quantization": "stored"}
+    )
+    assert inactive(settings, "standalone", target) == ["draft_model_quantization"]
+    eagle3 = write_eagle3(tmp_path / "eagle3", target)
+    assert inactive(settings, "eagle3", eagle3) == ["draft_model_quantization"]

@@ -161,6 +161,31 @@ def test_a_tree_pushed_ahead_is_used_when_its_prefix_comes_true() -> None:
     assert turn.decided == 100.03
 
 
+def test_a_session_that_is_looked_ahead_of_goes_on_without_late_trees() -> None:
+    """They come a second after their turn; a round takes a hundredth of that."""
+    session = decoding(deadline_s=2.0)
+    now, missing = 100.0, 0
+    for _ in range(12):
+        here = tokens_of(session)
+        offer(session, [*here, 5, 6], now)  # for a prefix that never comes true
+        turn = session.turn(now)
+        if turn is None:
+            offer(session, here, now + 1.0)
+            turn = session.turn(now + 1.0)
+            assert turn is not None
+        else:
+            missing += 1
+        start = now if turn.tree is None else now + 1.0
+        drafted = turn.tree is not None
+        session.give_up(turn)
+        session.patience.ran(2 if drafted else 1, drafted, 0.01, start + 0.01 - now)
+        now = start + 0.01
+        session.commit((7, 8) if drafted else (7,), int(drafted), now)
+        offer(session, here, now + 0.99)
+    assert missing >= 6
+    assert session.expecting
+
+
 def test_a_look_ahead_tree_gets_the_root_it_could_not_know() -> None:
     session = decoding()
     ahead = new_session(0, [*tokens_of(session), 9]).name

@@ -30,13 +30,17 @@ _SENT = "graft_draft_sent_bytes_total"
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What to serve, and on which cores. proposer: as in the draft service's `proposers`."""
+    """What to serve, and on which cores. proposer: as in the draft service's `proposers`.
+
+    draft_flags: more words for `graft draft`.
+    """
 
     model: str
     precision: str
     proposer: str
     verify_core: int = 0
     draft_core: int = 1
+    draft_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ async def two_replicas(cores: Cores) -> AsyncIterator[Replicas]:
             "--threads=1",
             f"--port={draft}",
             f"--metrics-port={metrics}",
+            *cores.draft_flags,
         ),
     }
     async with AsyncExitStack() as stack:

@@ -42,6 +42,14 @@ def run_distance(
     lookahead: Annotated[
         int, typer.Option(min=1, max=63, help="Outcomes that look-ahead prepares.")
     ] = 24,
+    num_steps: Annotated[int, typer.Option(min=0, help="Depth; 0 is the proposer's own.")] = 0,
+    topk: Annotated[int, typer.Option(min=0, help="Width; 0 is the proposer's own.")] = 0,
+    num_draft_tokens: Annotated[
+        int, typer.Option(min=0, help="Nodes, root included; 0 is the proposer's own.")
+    ] = 0,
+    draft_quantization: Annotated[
+        str, typer.Option(help="As draft_model_quantization of `graft draft`.")
+    ] = "none",
     prompts_file: Prompts = None,
     limit: Limit = 4,
     max_tokens: MaxTokens = 128,
@@ -60,8 +68,17 @@ def run_distance(
         if core not in here:
             raise InvalidArgument(f"core {core} is not among {sorted(here)}", field="core")
     questions = [prompt.text for prompt in prompts.read(prompts_file, limit)]
-    cores = Cores(model, precision, proposer, verify_core, draft_core)
-    head = facts({"model": model, "proposer": proposer, "look-ahead": str(lookahead)})
+    tier = {"num-steps": num_steps, "eagle-topk": topk, "num-draft-tokens": num_draft_tokens}
+    flags = [f"--{name}={value}" for name, value in tier.items() if value]
+    flags.append(f"--draft-model-quantization={draft_quantization}")
+    cores = Cores(model, precision, proposer, verify_core, draft_core, tuple(flags))
+    head = facts(
+        {
+            "model": f"{model}, {precision}",
+            "proposer": " ".join([proposer, *flags]),
+            "look-ahead": str(lookahead),
+        }
+    )
     sampling = Sampling(temperature=temperature, seed=seed)
     found = uvloop.run(_distance(cores, questions, max_tokens, sampling, lookahead))
     finish(found.page(head), report, as_json)

@@ -84,4 +84,5 @@ def _stem(plot: Plot) -> BushStem:
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
+        children=shape.children,
     )

@@ -21,7 +21,7 @@ from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
 from graft.draft.predicted import Predictions
 from graft.draft.prepare import Preparer
-from graft.draft.proposers.base import Proposal, Proposer, Seat, Wire
+from graft.draft.proposers.base import Foreseen, Proposal, Proposer, Seat, Wire
 from graft.draft.sendable import messages
 from graft.v1.tree_pb2 import CandidateTree
 
@@ -314,25 +314,46 @@ class Engine:
         """One batch of one proposer; every session of it gets exactly one outcome."""
         seated = [session for session in batch if self._seat(name, session)]
         started = time.perf_counter()
-        proposals: Sequence[Proposal] = []
+        made: dict[int, Proposal] = {}
+        seen: dict[int, Foreseen] = {}
         if seated:
             try:
-                seats = [session.seat for session in seated if session.seat is not None]
-                proposals = self._proposers[name].propose(seats)
-                if len(proposals) != len(seats):
-                    raise GraftError(
-                        f"{name} made {len(proposals)} proposals for {len(seats)} sessions"
-                    )
+                made, seen = self._made(name, seated)
             except Exception as error:
                 self._failed(name, seated, error)
-                proposals = []
         elapsed_s = time.perf_counter() - started
         if seated:
             self._metrics.propose_seconds.labels(name).observe(elapsed_s)
             self._metrics.batch_sessions.observe(len(seated))
-        made = dict(zip((session.key for session in seated), proposals, strict=False))
         for session in batch:
-            self._outcomes.append(self._proposed(session, name, made.get(session.key), elapsed_s))
+            key = session.key
+            self._outcomes.append(
+                self._proposed(session, name, made.get(key), seen.get(key), elapsed_s)
+            )
+
+    def _made(
+        self, name: str, batch: list[_Attended]
+    ) -> tuple[dict[int, Proposal], dict[int, Foreseen]]:
+        """Proposals by key, and what is seen behind those of sessions that are looked ahead of."""
+        near: dict[int, Seat] = {}
+        far: dict[int, Seat] = {}
+        for one in batch:
+            assert one.seat is not None, "a session was asked for without a seat"
+            ahead = self._preparer.foresees(name, one.seat, one.max_trees)
+            (far if ahead else near)[one.key] = one.seat
+        made: dict[int, Proposal] = {}
+        if near:
+            proposals = self._proposers[name].propose([*near.values()])
+            if len(proposals) != len(near):
+                raise GraftError(f"{name} made {len(proposals)} proposals for {len(near)} sessions")
+            for (key, seat), proposal in zip(near.items(), proposals, strict=True):
+                if proposal is None or isinstance(proposal, Tree):
+                    proposal = self._predictions.blended(seat.mirror, seat.tier, proposal)
+                made[key] = proposal
+        seen: dict[int, Foreseen] = {}
+        if far:
+            seen.update(zip(far, self._preparer.propose(name, [*far.values()]), strict=True))
+        return made | {key: one.tree for key, one in seen.items()}, seen
 
     def _seat(self, name: str, session: _Attended) -> bool:
         """Seats the session at proposer `name` with its tier; False when it drafts nothing."""
@@ -379,14 +400,17 @@ class Engine:
             self._unseat(session)
 
     def _proposed(
-        self, session: _Attended, name: str, proposal: Proposal, elapsed_s: float
+        self,
+        session: _Attended,
+        name: str,
+        proposal: Proposal,
+        seen: Foreseen | None,
+        elapsed_s: float,
     ) -> Proposed:
         mirror = session.mirror
         length, digest = len(mirror.prefix), mirror.prefix.digest
         trees: tuple[CandidateTree, ...] = ()
         verbatim = False
-        if session.seat is not None and (proposal is None or isinstance(proposal, Tree)):
-            proposal = self._predictions.blended(mirror, session.seat.tier, proposal)
         if isinstance(proposal, Wire):
             trees, verbatim = proposal.messages, True
         elif proposal is not None and session.seat is not None:
@@ -396,6 +420,5 @@ class Engine:
                 self._metrics.withheld.labels("malformed").inc()
                 self._failed(name, [session], error)
         if session.seat is not None and not verbatim:
-            tree = proposal if isinstance(proposal, Tree) and trees else None
-            self._preparer.answered(session.key, name, session.seat, tree, session.max_trees)
+            self._preparer.answered(session.key, name, session.seat, seen, session.max_trees)
         return Proposed(session.key, name, length, digest, trees, verbatim, elapsed_s)

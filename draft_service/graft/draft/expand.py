@@ -29,11 +29,15 @@ from graft.kernels.trees import LevelInfo
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What trees that grow together have in common: children, depth, and nodes with the root."""
+    """What trees that grow together have in common: beams, depth, and nodes with the root.
+
+    children: candidates of each node that is run, `topk` or more; only the beams go on.
+    """
 
     topk: int
     num_steps: int
     num_nodes: int
+    children: int
 
     @property
     def num_run(self) -> int:
@@ -42,9 +46,9 @@ class Shape:
 
     def bounded(self, vocab_size: int) -> Shape:
         """The shape cut to the candidates there are."""
-        topk = min(self.topk, vocab_size)
-        candidates = topk + (self.num_steps - 1) * topk * topk
-        return Shape(topk, self.num_steps, min(self.num_nodes, 1 + candidates))
+        topk, children = min(self.topk, vocab_size), min(self.children, vocab_size)
+        candidates = (1 + (self.num_steps - 1) * topk) * children
+        return Shape(topk, self.num_steps, min(self.num_nodes, 1 + candidates), children)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +92,7 @@ class Growth:
         self.run: list[RunLevel] = []
         self.states: list[Tensor] = []
         self.drawn = stems[0].sampling.needs_draft_probs
-        assert not self.drawn or shape.topk == 1, "drawn tokens make chains"
+        assert not self.drawn or shape.children == 1, "drawn tokens make chains"
         self._token_ids = token_ids
         self._distributions: list[tuple[Distribution, ...]] = []
         self._levels: list[LevelInfo] = []
@@ -131,9 +135,9 @@ class Growth:
             children, drawn = draw_children(logits, laws, self._token_ids, vocab_size, depth - 1)
             self._distributions.append(drawn)
         else:
-            children = best_children(logits, laws, self.shape.topk)
+            children = best_children(logits, laws, self.shape.children)
         tokens = children.index if self._token_ids is None else self._token_ids[children.index]
-        if self.shape.topk == 1:
+        if self.shape.children == 1:
             # A product of many small numbers would vanish, and a chain has nothing to compare.
             self._chain_logs.append(torch.log(children.probs))
             children = Children(torch.ones_like(children.probs), children.index)
@@ -143,6 +147,7 @@ class Growth:
             tokens,
             torch.arange(len(logits)).unsqueeze(1),
             self._scores,
+            self.shape.topk,
         )
         self._scores = beams.scores
         self._parent_rows = beams.hidden_states.flatten()
@@ -172,8 +177,8 @@ class Growth:
     def trees(self) -> list[Tree | None]:
         """The best nodes of each stem as a tree; None where nothing can be accepted."""
         results = organize_draft_results(self._levels, self.shape.num_nodes)
-        parents = parents_of_candidates(results, self.shape.topk).numpy()
-        if self.shape.topk == 1:
+        parents = parents_of_candidates(results, self.shape.children).numpy()
+        if self.shape.children == 1:
             scores = torch.cat(self._chain_logs, dim=1).cumsum(dim=1)
             scores = scores[:, : self.shape.num_nodes - 1]
         else:

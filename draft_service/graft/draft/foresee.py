@@ -14,20 +14,29 @@ from graft.common.tree import HARD_MAX_NODES, FloatArray, Tree, from_parents
 from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import Foreseen
 
-_WIDTH = 4
-_SPARE_NODES = 24
+_WIDTH = 8
+_SPARE_NODES = 40
 _STEP_LOG = -0.2
 _RANK_LOG = -1.2
 _MOST, _LEAST = 0.98, 1e-6
 _PRIOR_STEPS = 4.0
 _KEEP_SHARE = 0.98
+_TIMELY_SHARE = 0.2
+_LEAST_TIMELY = 0.05
+
+MOST_LEAD = 8
+"""Rounds that are told apart by how far they lie ahead."""
 
 
 class Outcome(NamedTuple):
-    """What a round may commit: accepted tokens and the target's own. log: of its probability."""
+    """What rounds may commit: accepted tokens and the target's own, one after the other.
+
+    log: of its probability. rounds: how many of them.
+    """
 
     tokens: tuple[int, ...]
     log: float
+    rounds: int = 1
 
 
 def widened(tier: Tier) -> Tier:
@@ -64,15 +73,26 @@ def split(wide: Tree | None, tier: Tier) -> Foreseen:
 
 
 class Trust:
-    """What a drafter's own probabilities have been worth: one factor for the odds of all of them.
+    """What a drafter's foresight has been worth, over all its sessions.
 
-    A drafter that is nearly always accepted while it is unsure of every token is trusted more than
-    it trusts itself, and one that is sure and wrong is trusted less.
+    One factor for the odds of all its probabilities: a drafter that is nearly always accepted while
+    it is unsure of every token is trusted more than it trusts itself, and one that is sure and
+    wrong is trusted less. And how often trees came in time that were sent so many rounds ahead.
     """
 
     def __init__(self) -> None:
         self._said = self._seen = _PRIOR_STEPS / 2
         self._steps = _PRIOR_STEPS
+        self._timely = [1.0] * (MOST_LEAD + 1)
+
+    def in_time(self, lead: int) -> float:
+        """The share of trees that verify had when their turn came, `lead` rounds after."""
+        return self._timely[lead]
+
+    def judge(self, lead: int, in_time: bool) -> None:
+        """Takes whether a tree sent `lead` rounds ahead was there, in place."""
+        timely = self._timely[lead] + _TIMELY_SHARE * (in_time - self._timely[lead])
+        self._timely[lead] = max(_LEAST_TIMELY, timely)
 
     def add(self, prob: float, accepted: bool) -> None:
         """Takes the first child of a node that was accepted, in place."""
@@ -101,13 +121,13 @@ class Trust:
 
 
 def outcomes(
-    tree: Tree | None, wide: Tree, trust: Trust | None = None, adrift: bool = False
+    tree: Tree | None, wide: Tree, trust: Trust | None = None, late: bool = False
 ) -> list[Outcome]:
     """How a round over `tree` may end, going by `wide`; None is a round over the root alone.
 
     Every node of `wide` that is the target's own token after a node of `tree` is one. trust: in
-    the probabilities of `wide`. adrift: the verify side goes on without waiting for `tree`, so that
-    every path of it may be committed before it arrives.
+    the probabilities of `wide`. late: the verify side goes on without waiting for `tree`, token by
+    token, so that every path of it may be committed before it arrives.
     """
     trust = trust or Trust()
     logs = path_logs(wide)
@@ -136,9 +156,13 @@ def outcomes(
         left = max(1.0 - inside[parent], 1.0 - _MOST)
         share = probs[node] / outside[parent] if outside[parent] else 1.0
         log = reached[parent] + math.log(left) + math.log(max(share, _LEAST))
-        found.append(Outcome(paths[node], log))
-    if adrift:
-        found += [Outcome(paths[node], reached[node]) for node in _all(wide)[1:] if place[node]]
+        found.append(Outcome(paths[node], log, len(paths[node]) if late else 1))
+    if late:
+        found += [
+            Outcome(paths[node], reached[node], len(paths[node]))
+            for node in _all(wide)[1:]
+            if place[node]
+        ]
     return found
 
 

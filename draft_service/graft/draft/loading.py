@@ -143,6 +143,8 @@ def _warn_of_inactive(settings: DraftSettings, name: str) -> None:
         reasons["enable_multi_layer_eagle"] = "it has no MTP layers"
     if settings.draft_model_quantization != "none" and name == "uno":
         reasons["draft_model_quantization"] = "it is its target, exactly"
+    elif settings.draft_model_quantization == "stored" and name != "standalone":
+        reasons["draft_model_quantization"] = "its weights are stored without blocks"
     if settings.torch_compile and not _grows_by_steps(settings, name):
         reasons["torch_compile"] = "it does not draft level by level"
     if name == "dflash":

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from graft.common.tree import Tree
 from graft.draft.credits import Credits
-from graft.draft.foresee import Trust, outcomes
+from graft.draft.foresee import MOST_LEAD, Trust, outcomes
 from graft.draft.proposers.base import Seat
 
 _LEAST_LOG = math.log(0.004)
 _MAX_CANDIDATES = 256
 _COVERAGE = 0.8
 _COVERAGE_SHARE = 0.05
-_BYTES_A_TOKEN = 200.0
-_MOST_BYTES = 4096.0
+_BYTES_A_TOKEN = 170.0
+_MOST_BYTES = 2048.0
+_LIKELY_SHARE = 0.25
 
 Path = tuple[int, ...]
 
@@ -30,9 +31,10 @@ Path = tuple[int, ...]
 class Ahead:
     """One prefix: the committed one followed by `tokens`.
 
-    log: of the probability that verify comes to stand there. seat: a proposer's branch that stands
+    log: of the probability that verify comes to stand there. seat: a proposer's seat that stands
     there; None before it was made. tree: what was pushed for it; None when there was nothing.
     old: a commit came since that nobody foresaw. It may still come true, by another way.
+    lead, sent: rounds that end before one starts there, by now and when its tree was sent.
     """
 
     tokens: Path
@@ -40,6 +42,8 @@ class Ahead:
     seat: Seat | None = None
     tree: Tree | None = None
     old: bool = False
+    lead: int = 0
+    sent: int = 0
 
     @property
     def num_drafted(self) -> int:
@@ -54,6 +58,7 @@ class Candidate:
     tokens: Path
     log: float
     parent: Ahead
+    lead: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Outlook:
     """
 
     def __init__(self, budget: int, credits: Credits, trust: Trust | None = None) -> None:
-        """trust: in the proposer's probabilities; sessions share it."""
+        """trust: in what the proposer foresees; sessions share it."""
         self._trust = trust or Trust()
         self.budget = budget
         self.credits = credits
@@ -123,7 +128,7 @@ class Outlook:
             self.seen = True
         if wide is None:
             return
-        found = outcomes(ahead.tree, wide, self._trust, self.adrift)
+        found = outcomes(ahead.tree, wide, self._trust, self._late(ahead))
         scale = ahead.log + math.log(self._coverage)
         for outcome in found:
             tokens, log = (*ahead.tokens, *outcome.tokens), scale + outcome.log
@@ -131,16 +136,31 @@ class Outlook:
             if tokens in self._prepared:
                 continue
             if known is None or known.log < log:
-                self._candidates[tokens] = Candidate(tokens, log, ahead)
+                lead = min(MOST_LEAD, ahead.lead + outcome.rounds)
+                self._candidates[tokens] = Candidate(tokens, log, ahead, lead)
         if len(self._candidates) > _MAX_CANDIDATES:
-            best = sorted(self._candidates.values(), key=_likelier)[: _MAX_CANDIDATES // 2]
+            best = heapq.nlargest(_MAX_CANDIDATES // 2, self._candidates.values(), key=self._use)
             self._candidates = {one.tokens: one for one in best}
 
+    def _late(self, ahead: Ahead) -> bool:
+        """True where verify will most likely have gone on before the tree for `ahead` is there."""
+        return self.adrift and (not ahead.lead or self._trust.in_time(ahead.lead) < 0.5)
+
     def best(self, count: int) -> list[Candidate]:
-        """Up to `count` outcomes to prepare next, the likeliest first, within budget and credit."""
+        """Up to `count` outcomes to prepare next, within budget and credit.
+
+        The most useful goes first: likely, and far enough for its tree to come in time. Others go
+        along while they are nearly as useful, since a batch takes longer than one alone.
+        """
         room = max(0, min(self._room, count))
         likely = (one for one in self._candidates.values() if one.log >= _LEAST_LOG)
-        return heapq.nsmallest(room, likely, key=_likelier)
+        found = heapq.nsmallest(room, likely, key=lambda one: (-self._use(one), len(one.tokens)))
+        least = self._use(found[0]) + math.log(_LIKELY_SHARE) if found else 0.0
+        return [one for one in found if self._use(one) >= least]
+
+    def _use(self, candidate: Candidate) -> float:
+        """Log of the chance that a tree for it is there in time and is used."""
+        return candidate.log + math.log(self._trust.in_time(candidate.lead))
 
     @property
     def _room(self) -> int:
@@ -160,7 +180,8 @@ class Outlook:
         """The outcome has been prepared and pushed, in a message of `num_bytes`."""
         self._bytes_left -= num_bytes
         self._candidates.pop(candidate.tokens, None)
-        ahead = Ahead(candidate.tokens, candidate.log, seat, tree)
+        lead = candidate.lead
+        ahead = Ahead(candidate.tokens, candidate.log, seat, tree, lead=lead, sent=lead)
         self._prepared[candidate.tokens] = ahead
         return ahead
 
@@ -183,12 +204,8 @@ class Outlook:
         new_root = self._prepared.pop(tokens, None)
         foreseen = new_root is not None or tokens in self._candidates
         self._coverage += _COVERAGE_SHARE * (max(0.1, float(foreseen)) - self._coverage)
-        if num_drafted:
-            self.adrift = False
-            if pushed is not None:
-                self._trust.learn(pushed, tokens)
-        elif pushed is not None:
-            self.adrift = True
+        if pushed is not None:
+            self._learn(pushed, tokens, num_drafted > 0)
         gone = [path for path in self._prepared if path[:size] != tokens]
         dropped = [self._prepared.pop(path) for path in gone]
         shift = new_root.log if new_root is not None else self._shift()
@@ -200,21 +217,31 @@ class Outlook:
         kept = [*self._prepared.values()]
         for ahead in kept:
             ahead.tokens, ahead.log = ahead.tokens[size:], min(0.0, ahead.log - shift)
+            ahead.lead = max(1, ahead.lead - 1)
         self._prepared = {ahead.tokens: ahead for ahead in kept}
-        self.root.tokens, self.root.log = (), 0.0
+        self.root.tokens, self.root.log, self.root.lead = (), 0.0, 0
         alive = {id(ahead) for ahead in self.all}
         self._candidates = {
-            one.tokens[size:]: Candidate(one.tokens[size:], min(0.0, one.log - shift), one.parent)
+            one.tokens[size:]: Candidate(
+                one.tokens[size:], min(0.0, one.log - shift), one.parent, max(1, one.lead - 1)
+            )
             for one in self._candidates.values()
             if one.tokens[:size] == tokens and len(one.tokens) > size and id(one.parent) in alive
         }
         self.seen = new_root is not None
         return Moved(new_root is not None, tuple(dropped))
 
+    def _learn(self, pushed: Tree, tokens: Path, used: bool) -> None:
+        """Takes whether the tree for the root was there when its round began, in place."""
+        sent = self.root.sent
+        if used:
+            self._trust.learn(pushed, tokens)
+        if sent:
+            self._trust.judge(sent, used)
+        if not used or not sent:
+            # A tree that was sent only after the commit tells whether verify waits for such.
+            self.adrift = not used
+
     def _shift(self) -> float:
         """What the logs of what is left are measured from, when nobody foresaw the commit."""
         return max((ahead.log for ahead in self._prepared.values()), default=0.0)
-
-
-def _likelier(candidate: Candidate) -> tuple[float, int]:
-    return (-candidate.log, len(candidate.tokens))

@@ -1,17 +1,16 @@
 """Has proposers work ahead: prepares the likely outcomes of every session, one slice at a time.
 
-A slice is one batch of one proposer, so that commits never wait long for it. Everything is made on
-branches: the seat that follows the committed prefix is never touched. Knows no stream.
+A slice is one batch of one proposer, so that commits never wait long for it. What may come is made
+on branches: the seat that follows the committed prefix only ever follows that. Knows no stream.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graft.common import log
-from graft.common.tree import Tree, TreeRefused
+from graft.common.tree import TreeRefused
 from graft.draft.credits import Credits
 from graft.draft.foresee import Trust, widened
 from graft.draft.lookahead import Ahead, Candidate, Outlook
@@ -46,7 +45,6 @@ class _Watched:
     name: str
     seat: Seat
     outlook: Outlook
-    follows: bool = True
 
 
 class Preparer:
@@ -60,7 +58,6 @@ class Preparer:
             for name, one in proposers.items()
             if one.describe().foresees and isinstance(one, Foreseer)
         }
-        self._needing = {name for name, one in proposers.items() if one.describe().needs}
         self._metrics = metrics
         self._predictions = predictions
         self._trust = {name: Trust() for name in proposers}
@@ -69,25 +66,42 @@ class Preparer:
     @property
     def wants_work(self) -> bool:
         """True when some outcome is worth a tree."""
-        return any(one.outlook.wants_work or not one.follows for one in self._watched.values())
+        return any(one.outlook.wants_work for one in self._watched.values())
 
-    def answered(self, key: int, name: str, seat: Seat, tree: Tree | None, max_trees: int) -> None:
-        """A proposer has answered a committed prefix, with what verify is being sent now."""
-        budget = min(seat.tier.lookahead, max_trees - 1)
-        if budget < 1 or name not in self._foreseers or seat.mirror.sampling.compares_probs:
+    def foresees(self, name: str, seat: Seat, max_trees: int) -> bool:
+        """True when the session is looked ahead of: its tier, rule and proposer want it."""
+        able = name in self._foreseers and not seat.mirror.sampling.compares_probs
+        return able and min(seat.tier.lookahead, max_trees - 1) > 0
+
+    def propose(self, name: str, seats: Sequence[Seat]) -> list[Foreseen]:
+        """What the proposer makes of committed prefixes, and what it sees behind it."""
+        found = self._foreseers[name].foresee(seats)
+        return [self._blended(seat, one) for seat, one in zip(seats, found, strict=True)]
+
+    def answered(
+        self, key: int, name: str, seat: Seat, seen: Foreseen | None, max_trees: int
+    ) -> None:
+        """A committed prefix was answered, and verify is being sent `seen.tree`.
+
+        seen: None where the session is not looked ahead of.
+        """
+        if seen is None:
             self.forget(key)
             return
         prefix = seat.mirror.prefix
+        budget = min(seat.tier.lookahead, max_trees - 1)
         watched = self._watched.get(key)
         if watched is None or watched.seat is not seat:
             self.forget(key)
             credits = Credits(max_trees, (len(prefix), prefix.digest))
             watched = _Watched(key, name, seat, Outlook(budget, credits, self._trust[name]))
             self._watched[key] = watched
-        watched.outlook.budget = budget
-        watched.outlook.credits.take(len(prefix), prefix.digest)
-        watched.outlook.restart(tree)
-        watched.follows = True
+        outlook = watched.outlook
+        outlook.budget = budget
+        outlook.credits.take(len(prefix), prefix.digest)
+        outlook.restart(seen.tree)
+        outlook.root.seat = seat
+        outlook.saw(outlook.root, seen.wide)
 
     def committed(self, key: int, tokens: tuple[int, ...], num_drafted: int) -> bool:
         """Moves on to the committed prefix; True when verify has what was prepared for it."""
@@ -99,13 +113,22 @@ class Preparer:
         moved = watched.outlook.committed(tokens, name, num_drafted)
         self._metrics.lookahead_outcomes.labels("hit" if moved.hit else "miss").inc()
         self._drop(watched, moved.dropped)
-        watched.follows = False
-        if moved.hit and watched.name in self._needing:
-            # What the target made of the prefix is known now; guesses go on from that.
-            root = watched.outlook.root
-            self._close(watched, root)
-            watched.outlook.renew()
+        if moved.hit:
+            self._stand(watched)
         return moved.hit
+
+    def _stand(self, watched: _Watched) -> None:
+        """Has the session's own seat take over from the branch that came true."""
+        root = watched.outlook.root
+        branch, root.seat = root.seat, None
+        if branch is None:
+            return
+        foreseer = self._foreseers[watched.name]
+        if foreseer.adopt(watched.seat, branch):
+            root.seat = watched.seat
+        else:  # what the target made of the prefix is known now; guesses go on from that
+            watched.outlook.renew()
+        foreseer.close(branch)
 
     def refused(self, key: int, prefix_length: int) -> None:
         """Verify did not keep a tree for a prefix of this length."""
@@ -122,7 +145,7 @@ class Preparer:
 
     def step(self) -> list[Prepared]:
         """One slice of work; what is to be sent, the likeliest first."""
-        due = [one for one in self._watched.values() if one.outlook.wants_work or not one.follows]
+        due = [one for one in self._watched.values() if one.outlook.wants_work]
         if not due:
             return []
         name = due[0].name
@@ -140,20 +163,8 @@ class Preparer:
             return []
 
     def _slice(self, foreseer: Foreseer, batch: Sequence[_Watched]) -> list[Prepared]:
-        started = time.perf_counter()
-        roots: list[tuple[_Watched, Ahead]] = []
+        roots = [one for one in batch if not one.outlook.seen]
         wanted: list[tuple[_Watched, Candidate, Seat]] = []
-        for one in batch:
-            if not one.follows:
-                one.follows = True
-                foreseer.follow(one.seat)
-            if not one.outlook.seen:
-                root = one.outlook.root
-                root.seat = foreseer.branch(one.seat, ())
-                if root.seat is None:
-                    one.outlook.saw(root, None)
-                else:
-                    roots.append((one, root))
         if not roots:
             share = max(1, _SLICE // len(batch))
             for one in batch:
@@ -163,22 +174,18 @@ class Preparer:
                         one.outlook.skip(candidate)
                     else:
                         wanted.append((one, candidate, seat))
-        seats = [ahead.seat for _, ahead in roots if ahead.seat is not None]
-        seats += [seat for _, _, seat in wanted]
+        seats = [one.seat for one in roots] + [seat for _, _, seat in wanted]
         if not seats:
             return []
-        seen = [
-            self._blended(seat, found)
-            for seat, found in zip(seats, foreseer.foresee(seats), strict=True)
-        ]
-        elapsed_s = time.perf_counter() - started
-        for (one, root), found in zip(roots, seen, strict=False):
-            one.outlook.saw(root, found.wide)
+        seen = self.propose(batch[0].name, seats)
+        for one, found in zip(roots, seen, strict=False):
+            one.outlook.root.seat = one.seat
+            one.outlook.saw(one.outlook.root, found.wide)
         made = zip(wanted, seen[len(roots) :], strict=True)
         return [
             prepared
             for (one, candidate, seat), found in made
-            if (prepared := self._prepared(one, candidate, seat, found, elapsed_s)) is not None
+            if (prepared := self._prepared(one, candidate, seat, found)) is not None
         ]
 
     def _blended(self, seat: Seat, found: Foreseen) -> Foreseen:
@@ -195,15 +202,15 @@ class Preparer:
         return foreseer.branch(parent.seat, candidate.tokens[len(parent.tokens) :])
 
     def _prepared(
-        self, one: _Watched, candidate: Candidate, seat: Seat, found: Foreseen, elapsed_s: float
+        self, one: _Watched, candidate: Candidate, seat: Seat, found: Foreseen
     ) -> Prepared | None:
         """Books and packs what was found for an outcome; None when it must not be pushed."""
         prefix, outlook = seat.mirror.prefix, one.outlook
         trees: tuple[CandidateTree, ...] = ()
         if found.tree is not None:
             try:
-                # Verify can do without scores; of many trees most are never looked at.
-                trees = messages(replace(found.tree, scores=None), seat, elapsed_s)
+                # Verify can do without scores and times; of many trees most are never looked at.
+                trees = messages(replace(found.tree, scores=None), seat, 0.0)
             except TreeRefused:
                 self._metrics.withheld.labels("malformed").inc()
                 self._foreseers[one.name].close(seat)
@@ -233,5 +240,5 @@ class Preparer:
 
     def _close(self, watched: _Watched, ahead: Ahead) -> None:
         seat, ahead.seat = ahead.seat, None
-        if seat is not None:
+        if seat is not None and seat is not watched.seat:
             self._foreseers[watched.name].close(seat)

@@ -83,10 +83,11 @@ class DraftSettings(ServiceSettings):
     allow_pickle: bool = Field(
         False, description="Read .bin and .pt files, by a reader that runs no code in them."
     )
-    draft_model_quantization: Literal["none", "q8_0"] = Field(
+    draft_model_quantization: Literal["none", "q8_0", "stored"] = Field(
         "none",
         description="Round the drafter's matrices to blocks of 8 bits: a quarter of the bytes, for "
-        "a little acceptance. UNO, which is its target, and torch kernels keep float32.",
+        "a little acceptance; stored keeps the blocks of STANDALONE's GGUF file. UNO, which is its "
+        "target, and torch kernels keep float32.",
     )
     torch_compile: bool = Field(
         False,

@@ -203,8 +203,8 @@ class BushStem:
 
     The rows before it that were not run yet are run first.
 
-    Candidates are numbered and picked as in graft.kernels.reference.candidates, but a tree of
-    topk 1 is its chain, whatever the scores. A node that passes through the network is numbered
+    Candidates are numbered and picked as in graft.kernels.reference.candidates, but a tree of one
+    child each is its chain, whatever the scores. A node that passes through the network is numbered
     step * topk + beam, and its key goes that many slots behind what is cached.
 
     position: of a child of the root. cached: leading slots of its `pages` that all nodes see.
@@ -212,6 +212,7 @@ class BushStem:
         target's states beside them, or [rows, hidden] of those that have passed `fc`.
     noise: [draft vocab], float32, of each level, for a target whose choice hangs on it: children
         are ranked by logit + temperature * noise within the filters. None ranks by the logit.
+    children: candidates of each row that is run; 0 is topk, of which only the best go on.
     """
 
     topk: int
@@ -227,6 +228,12 @@ class BushStem:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    children: int = 0
+
+    @property
+    def num_children(self) -> int:
+        """Candidates of each row that is run."""
+        return self.children or self.topk
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,10 +24,10 @@ class MaskMode(IntEnum):
 
 
 class LevelInfo(NamedTuple):
-    """Candidates of one level of growth, with K = topk.
+    """Candidates of one level of growth: K = topk beams, with C candidates each.
 
-    scores: [batch, 1, K] for level 1, then [batch, K, K], float32, products of probabilities.
-    tokens: [batch, K], then [batch, K * K], int64.
+    scores: [batch, 1, C] for level 1, then [batch, K, C], float32, products of probabilities.
+    tokens: [batch, C], then [batch, K * C], int64.
     parents: [batch, K + 1], then [batch, K], int64: -1 is the root, otherwise the flat number of
         the candidate that became the beam.
     """

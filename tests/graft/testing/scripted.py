@@ -72,19 +72,20 @@ class Scripted:
         if self.mirrors.get(seat.mirror.session_id) is seat.mirror:
             del self.mirrors[seat.mirror.session_id]
 
-    def follow(self, seat: Seat) -> None:
-        """Nothing to catch up with."""
+    def adopt(self, seat: Seat, branch: Seat) -> bool:
+        """There is nothing to take over."""
+        return True
 
     def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
         """A seat whose prefix goes on with `tokens`."""
         mirror = seat.mirror.ahead(tokens)
         return Seat(mirror, tier_of_branch(seat.tier, mirror))
 
-    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
-        """The function's answers, for each branch and for one of a wider tier."""
+    def foresee(self, seats: Sequence[Seat]) -> Sequence[Foreseen]:
+        """The function's answers, for each seat and for one of a wider tier."""
         return [
             Foreseen(self._seen(seat, seat.tier), self._seen(seat, widened(seat.tier)))
-            for seat in branches
+            for seat in seats
         ]
 
     def _seen(self, seat: Seat, tier: Tier) -> Tree | None:

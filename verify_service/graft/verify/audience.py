@@ -23,6 +23,7 @@ from graft.verify.events import (
 from graft.verify.features import Feed
 from graft.verify.kept_rows import KeptRows
 from graft.verify.offer import Announced, FeatureOffer, FeatureWish
+from graft.verify.patience import Patience
 from graft.verify.session import Phase, Session
 from graft.verify.shelf import PrefixName, Proposal
 from graft.verify.step import Captured
@@ -55,6 +56,7 @@ class Audience:
         self._tally = tally
         self._closed: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._announced = Announced(offer)
+        self._patience: dict[int, Patience] = {}
         self._kept = KeptRows(0 if offer is None else offer.kept_bytes)
 
     def hello(self, stream: int, specs: tuple[FeatureSpec, ...]) -> None:
@@ -97,6 +99,7 @@ class Audience:
             self.events.append(ClosedTold(stream, session_id, error.reason))
             return
         session.streams.add(stream)
+        session.patience = self._patience.setdefault(stream, Patience())
         if wish is not None:
             feed = session.feed or self._new_feed()
             first = session.length - wish.window_tokens if wish.window_tokens else 0
@@ -118,6 +121,7 @@ class Audience:
     def gone(self, stream: int) -> None:
         """A stream ended; call it before `leave` is called for the stream's sessions."""
         self._announced.gone(stream)
+        self._patience.pop(stream, None)
 
     def captured(self, session: Session, features: tuple[Captured, ...]) -> None:
         """Keeps hidden states of committed rows; nothing is sent before `tell_features`."""

@@ -373,6 +373,9 @@ class Scheduler:
                 self._budget.walked(session.session_id, work.tree, outcome.nodes)
         self._audience.captured(session, outcome.features)
         used = session.name
+        if isinstance(work, Round):
+            lasted_s = now - session.since
+            session.patience.ran(len(outcome.tokens), num_drafted > 0, self._step_s, lasted_s)
         cut, dead = session.commit(outcome.tokens, outcome.accepted, now)
         session.phase = Phase.DECODING
         session.pages().trim(session.kv_length)

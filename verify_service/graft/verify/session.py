@@ -5,6 +5,7 @@ A state machine without I/O; time is passed in. Knows no other session and no te
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass
 from enum import Enum
@@ -24,6 +25,7 @@ from graft.verify.events import TokenLogprob
 from graft.verify.features import Feed
 from graft.verify.grammar.matcher import SessionGrammar
 from graft.verify.pages import PageTable
+from graft.verify.patience import Patience
 from graft.verify.shelf import PrefixName, Proposal, Room, Shelf
 
 _REMEMBERED_PREFIXES = 64
@@ -111,6 +113,9 @@ class Session:
         self.since = 0.0
         self.expecting = request.speculate
         self.draft_latency_s: float | None = None
+        self.patience = Patience()
+        self._ahead = False
+        self._wait_s = math.inf
         self.num_rounds = 0
         self.num_drafted = 0
         self.num_accepted = 0
@@ -148,7 +153,7 @@ class Session:
     @property
     def deadline(self) -> float:
         """When the wait for a tree ends."""
-        return self.since + self.tree_deadline_s
+        return self.since + min(self.tree_deadline_s, self._wait_s)
 
     def pages(self) -> PageTable:
         """The page table; only a session with a place has one."""
@@ -191,6 +196,8 @@ class Session:
         missing = (
             PlainReason.PLAIN_REASON_LATE if self.streams else PlainReason.PLAIN_REASON_NO_DRAFTER
         )
+        if self._ahead:
+            self.patience.missed(self.session_id, self._name)
         if not self.expecting:
             return Turn(None, missing, self.since)
         if now >= self.deadline:
@@ -211,7 +218,7 @@ class Session:
             PlainReason.PLAIN_REASON_LATE,
             PlainReason.PLAIN_REASON_NO_DRAFTER,
         )
-        missed = waited and self.expecting
+        missed = waited and self.expecting and self._wait_s >= self.tree_deadline_s
         if missed:
             self.expecting = False
         return missed
@@ -223,24 +230,26 @@ class Session:
         if name == self._name and not self.in_step:
             if proposal.refused and self.has_tree:
                 return None
-            self._show_up(now - self.since)
+            self._show_up(name, now - self.since)
             self.expecting = True
             return self.shelf.put(name, proposal, self._name)
         if name[0] <= self.length:
             for known, committed_at in ((self._name, self.since), *self._recent):
                 if known == name:
-                    self._show_up(now - committed_at)
+                    self._show_up(name, now - committed_at)
             return (name, proposal, TreeRefusal.TREE_REFUSAL_STALE)
         if proposal.refused:
             return None
+        self._ahead = True
         return self.shelf.put(name, proposal, self._name)
 
     def was_at(self, name: PrefixName) -> bool:
         """True when the session stood at this prefix, not long ago."""
         return any(known == name for known, _ in self._recent)
 
-    def _show_up(self, latency_s: float) -> None:
+    def _show_up(self, name: PrefixName, latency_s: float) -> None:
         """A tree that came within its deadline, even for a prefix now passed, is worth waiting."""
+        self.patience.came(self.session_id, name, latency_s)
         former = self.draft_latency_s
         self.draft_latency_s = (
             latency_s if former is None else former + _LATENCY_SHARE * (latency_s - former)
@@ -273,6 +282,7 @@ class Session:
         self.kv_length = len(self.prefix) - 1
         self.num_accepted += min(accepted, len(cut.tokens))
         self.since = now
+        self._wait_s = self.patience.wait_s() if self._ahead else math.inf
         self._name = (len(self.prefix), self.prefix.digest)
         return cut, self.shelf.advance(self._name)
 

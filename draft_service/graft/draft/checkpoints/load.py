@@ -36,7 +36,8 @@ from graft.draft.proposers.standalone import StandaloneProposer
 from graft.draft.proposers.uno import NoiseTokens, UnoProposer, uno_shape
 from graft.draft.settings import DraftSettings
 from graft.kernels.ops import Ops, select
-from graft.models.load import load_target
+from graft.models.load import load_target, read_config
+from graft.models.storage import Precision, resolve_for, storage_of
 
 _log = log.get("loading")
 
@@ -77,7 +78,8 @@ class Workshop:
     @cached_property
     def ops(self) -> Ops:
         """As the settings want a drafter's matrices held."""
-        if self._settings.draft_model_quantization == "none":
+        wanted = self._settings.draft_model_quantization
+        if wanted == "none":
             return self.exact_ops
         if not self.exact_ops.keeps_blocks:
             _log.warning(
@@ -85,7 +87,7 @@ class Workshop:
                 setting="draft_model_quantization",
                 reason="torch kernels hold float32",
             )
-        return quantised(self.exact_ops)
+        return quantised(self.exact_ops) if wanted == "q8_0" else self.exact_ops
 
     @cached_property
     def target(self) -> Borrowed:
@@ -106,13 +108,23 @@ class Workshop:
             path = str(self._folder(path))
         if weight_files(Path(path)):
             _check_kind(Kind.STANDALONE, open_checkpoint(Path(path)).kind, path)
-        files = resolve(path, weights=True)
-        model = load_target(files, self.ops)
+        stored = self._settings.draft_model_quantization == "stored"
+        precision = Precision.AUTO if stored else Precision.FP32
+        files = resolve_for(path, precision)
+        if stored and files.gguf is None:
+            _log.warning(
+                "setting is inactive",
+                setting="draft_model_quantization",
+                reason=f"{files.name} has no GGUF file",
+            )
+        storage = storage_of(files, read_config(files), precision)
+        model = load_target(files, self.ops, storage=storage)
         if self._settings.model and self.target.tokenizer_digest != model.tokenizer_digest:
             raise Mismatch(
                 f"drafter {files.name} has another tokenizer than the target {self.target.name}"
             )
-        detail = f"{files.name}, a decoder of {model.config.num_layers} layers"
+        layers = model.config.num_layers
+        detail = f"{files.name}, a decoder of {layers} layers, {model.precision}"
         name = Kind.STANDALONE.value
         tier = default_tier(self._settings, name)
         options = self._options(tier, detail, model.tokenizer_digest)

@@ -149,10 +149,6 @@ class Foreseen:
 class Foreseer(Proposer, Protocol):
     """A proposer that can work from prefixes that are not committed yet, for look-ahead."""
 
-    def follow(self, seat: Seat) -> None:
-        """Catches up with what was committed, without proposing; look-ahead has proposed it."""
-        ...
-
     def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
         """A seat of its own for the prefix that `tokens` would make; None when there is no room.
 
@@ -160,8 +156,14 @@ class Foreseer(Proposer, Protocol):
         """
         ...
 
-    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
-        """What is seen from each branch, in order. Called once for a branch."""
+    def foresee(self, seats: Sequence[Seat]) -> Sequence[Foreseen]:
+        """What is seen from each seat, in order: branches, once each, or sessions' own seats, in
+        place of `propose`."""
+        ...
+
+    def adopt(self, seat: Seat, branch: Seat) -> bool:
+        """The branch's prefix has been committed. True when its state is the seat's own now, as if
+        it had been seen from there; the branch is closed in any case. Comes before `commit`."""
         ...
 
 

@@ -43,7 +43,9 @@ class DflashProposer(ModelProposer):
         needs = info.needs and replace(info.needs, window_tokens=self._window)
         return replace(info, max_nodes=count + 1, max_depth=count, needs=needs)
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
+    def grow(
+        self, batch: Sequence[Seat], ready: Sequence[int], wide: bool = False
+    ) -> list[Tree | Sampled | None]:
         """The chains of the places in `ready`, cut to their tiers; blocks are always whole."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
         places = [place for place in ready if self._fits(batch[place])]

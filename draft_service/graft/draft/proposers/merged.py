@@ -99,10 +99,11 @@ class MergedProposer:
             self._blend(seat, matches[place], made.get(place)) for place, seat in enumerate(batch)
         ]
 
-    def follow(self, seat: Seat) -> None:
-        """Catches up at both."""
-        model = self._foreseer()
-        model.follow(_state(seat).model)
+    def adopt(self, seat: Seat, branch: Seat) -> bool:
+        """As the model does; what matched is remembered in any case."""
+        own, theirs = _state(seat), _state(branch)
+        own.length, own.guess = theirs.length, theirs.guess
+        return self._foreseer().adopt(own.model, theirs.model)
 
     def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
         """A branch at both; None when one of them has no room."""
@@ -117,20 +118,21 @@ class MergedProposer:
         mirror = model.mirror
         return Seat(mirror, tier_of_branch(seat.tier, mirror), _State(ngram, model))
 
-    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
+    def foresee(self, seats: Sequence[Seat]) -> Sequence[Foreseen]:
         """Both sources' trees, merged; what only the wide ones hold are outcomes."""
-        states = [_state(seat) for seat in branches]
-        looked = self._ngram.foresee([state.ngram for state in states])
-        seen = self._foreseer().foresee([state.model for state in states])
+        for seat in seats:
+            _state(seat).ngram.tier = seat.tier
+        looked = self._ngram.foresee([_state(seat).ngram for seat in seats])
+        seen = self._foreseer().foresee([self._model_seat(seat) for seat in seats])
         found = []
-        for seat, match, model in zip(branches, looked, seen, strict=True):
-            length = self._ngram.match_length(_state(seat).ngram)
+        for seat, match, model in zip(seats, looked, seen, strict=True):
+            own = self._scored(seat, match.tree)
+            length = _state(seat).length
             wide = [
                 match.wide if match.wide is None else self._survival.scored(match.wide, length),
                 model.wide,
             ]
             here = [tree for tree in wide if tree is not None]
-            own = match.tree if match.tree is None else self._survival.scored(match.tree, length)
             tree = merged([own, model.tree], seat.tier)
             found.append(Foreseen(tree, union(here) if here else None))
         return found
@@ -140,6 +142,10 @@ class MergedProposer:
         state = _state(seat)
         state.ngram.tier = tier
         (tree,) = self._ngram.propose([state.ngram])
+        return self._scored(seat, tree)
+
+    def _scored(self, seat: Seat, tree: Tree | None) -> Tree | None:
+        state = _state(seat)
         state.length = self._ngram.match_length(state.ngram) if tree is not None else 0
         state.guess = () if tree is None else _first_path(tree)
         return None if tree is None else self._survival.scored(tree, state.length)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from graft.common import log
 from graft.common.tier import Tier
-from graft.common.tree import Tree
+from graft.common.tree import FloatArray, Tree
 from graft.draft.bush import Plot, grow_bush
 from graft.draft.expand import Growth, Shape, Stem
+from graft.draft.foresee import widened
 from graft.draft.kv import DraftKv, Lane, OutOfPages
 from graft.draft.law import Noise
 from graft.draft.levels import grow_levels
@@ -65,12 +66,14 @@ class ModelState:
     hidden: [hidden], what `forward` gave for the last committed slot; None before it was run.
     ran: what passed through the network for its last tree; None when none was grown since the last
         catch-up.
+    ahead: the prefix is not committed, only likely to be.
     """
 
     lane: Lane
     noise: Noise
     hidden: Tensor | None = None
     ran: Ran | None = None
+    ahead: bool = False
 
 
 class ModelProposer:
@@ -109,15 +112,19 @@ class ModelProposer:
     def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | Sampled | None]:
         """One tree a seat; None where the network lacks features, pages or context."""
         with torch.inference_mode():
-            made = self._rounds(batch)
-            left = [place for place in range(len(batch)) if place not in made]
-            if left:
-                rest = [batch[place] for place in left]
-                ready = self.catch_up(rest, self.options.catch_up_s)
-                made |= dict(zip(left, self.grow(rest, ready), strict=True))
-            return [made[place] for place in range(len(batch))]
+            return self.trees(batch)
 
-    def _rounds(self, batch: Sequence[Seat]) -> dict[int, Tree | Sampled | None]:
+    def trees(self, batch: Sequence[Seat], wide: bool = False) -> list[Tree | Sampled | None]:
+        """What `propose` says; wide: with what may follow each node, one level deeper."""
+        made = self._rounds(batch, wide)
+        left = [place for place in range(len(batch)) if place not in made]
+        if left:
+            rest = [batch[place] for place in left]
+            ready = self.catch_up(rest, self.options.catch_up_s)
+            made |= dict(zip(left, self.grow(rest, ready, wide), strict=True))
+        return [made[place] for place in range(len(batch))]
+
+    def _rounds(self, batch: Sequence[Seat], wide: bool) -> dict[int, Tree | Sampled | None]:
         """Trees of the seats that catch up and grow in one call: by place, for networks that do.
 
         Long gaps, tokens drawn by chance, and whatever lacks something are left to the others.
@@ -126,53 +133,64 @@ class ModelProposer:
         if recurrent is None:
             return {}
         room = self.options.chunk_rows
-        plots: dict[int, Plot] = {}
-        fused = False
+        trees: dict[int, Tree | Sampled | None] = {}
+        calls: dict[bool, dict[int, Plot]] = {False: {}, True: {}}
         for place, seat in enumerate(batch):
             self._begin(seat)
-            plot, store = self._plot(seat, room), seat.mirror.features
-            if plot is None or store is None or (plots and store.fused != fused):
+            found = self._plot(seat, room, wide)
+            if found is not None:
+                plot, fused = found
+                calls[fused][place] = plot
+                room -= len(plot.tokens)
+        for fused, plots in calls.items():
+            if not plots:
                 continue
-            fused = store.fused
-            plots[place] = plot
-            room -= len(plot.tokens)
-        if not plots:
-            return {}
-        grown = grow_bush(recurrent, [*plots.values()], self.kv.cache, fused)
-        trees: dict[int, Tree | Sampled | None] = {}
-        for (place, plot), (tree, ran, root) in zip(plots.items(), grown, strict=True):
-            state = state_of(batch[place])
-            state.lane.length += len(plot.tokens)
-            state.hidden, state.ran = root, ran
-            self._forget_features(batch[place])
-            trees[place] = tree
+            grown = grow_bush(recurrent, [*plots.values()], self.kv.cache, fused)
+            for (place, plot), (tree, ran, root) in zip(plots.items(), grown, strict=True):
+                state = state_of(batch[place])
+                state.lane.length += len(plot.tokens)
+                state.hidden, state.ran = root, ran
+                self._forget_features(batch[place])
+                trees[place] = tree
         return trees
 
-    def _plot(self, seat: Seat, room: int) -> Plot | None:
-        """What the seat lacks and then grows; None for more than `room` rows, and for the rest."""
-        state, goal, store = state_of(seat), self.goal(seat), seat.mirror.features
+    def _plot(self, seat: Seat, room: int, wide: bool) -> tuple[Plot, bool] | None:
+        """What the seat lacks and then grows, and whether its features have been fused.
+
+        None for more than `room` rows, and for all that does not fit a single call.
+        """
+        state, goal = state_of(seat), self.goal(seat)
         length = state.lane.length
-        shape = self._shape(seat, goal)
+        shape = self._shape(seat, goal, wide)
         if (
             shape is None
             or seat.mirror.sampling.needs_draft_probs
-            or store is None
-            or not length <= goal <= min(length + room, self._known(seat))
+            or not length <= goal <= length + room
             or (goal == length and state.hidden is None)
         ):
+            return None
+        beside = self.beside(seat, length, goal)
+        if beside is None:
             return None
         try:
             self.kv.reserve(state.lane, goal + shape.num_run)
         except OutOfPages:
             return None  # without its tree, the lane may have room for what it lacks
         shift = self.net.shift
-        return Plot(
-            self._stem(seat),
-            shape,
-            seat.mirror.prefix.tokens[length + shift : goal + shift],
-            store.rows(length, goal),
-            state.hidden if goal == length else None,
-        )
+        tokens = seat.mirror.prefix.tokens[length + shift : goal + shift]
+        features, fused = beside
+        root = state.hidden if goal == length else None
+        return Plot(self._stem(seat), shape, tokens, features, root), fused
+
+    def beside(self, seat: Seat, first: int, stop: int) -> tuple[FloatArray, bool] | None:
+        """[stop - first, states]: what stands beside the tokens of slots, and if it is fused.
+
+        None while it is not there.
+        """
+        store = seat.mirror.features
+        if store is None or stop > self._known(seat):
+            return None
+        return store.rows(first, stop), store.fused
 
     def catch_up(self, batch: Sequence[Seat], budget_s: float = math.inf) -> list[int]:
         """Runs what the lanes lack of their prefixes; the places in `batch` that lack nothing now.
@@ -204,6 +222,8 @@ class ModelProposer:
     def _begin(self, seat: Seat) -> None:
         """Takes over what stays of the last tree and lets go of the rest."""
         state = state_of(seat)
+        if state.ahead:
+            return
         self.keep(seat)
         self._align(seat)
         state.ran = None
@@ -259,11 +279,13 @@ class ModelProposer:
             self.ops.keep(self.kv.cache, source.contiguous(), wanted.contiguous())
         lane.length += len(followed)
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> Sequence[Tree | Sampled | None]:
+    def grow(
+        self, batch: Sequence[Seat], ready: Sequence[int], wide: bool = False
+    ) -> Sequence[Tree | Sampled | None]:
         """Trees for the places in `ready`, grown side by side."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
         whole, levels = [], {}
-        for (shape, drawn), places in self._groups(batch, ready).items():
+        for (shape, drawn), places in self._groups(batch, ready, wide).items():
             if drawn or self.net.recurrent is None:
                 levels[shape, drawn] = places
             else:
@@ -286,7 +308,7 @@ class ModelProposer:
         return trees
 
     def _groups(
-        self, batch: Sequence[Seat], ready: Sequence[int]
+        self, batch: Sequence[Seat], ready: Sequence[int], wide: bool
     ) -> dict[tuple[Shape, bool], list[int]]:
         """Places by the shape of their trees, and whether tokens are drawn by chance.
 
@@ -294,10 +316,8 @@ class ModelProposer:
         """
         groups: dict[tuple[Shape, bool], list[int]] = {}
         for place in ready:
-            lane, shape = (
-                state_of(batch[place]).lane,
-                self._shape(batch[place], self.goal(batch[place])),
-            )
+            lane = state_of(batch[place]).lane
+            shape = self._shape(batch[place], self.goal(batch[place]), wide)
             if shape is None:
                 continue
             try:
@@ -309,16 +329,20 @@ class ModelProposer:
             groups.setdefault((shape, drawn), []).append(place)
         return groups
 
-    def _shape(self, seat: Seat, length: int) -> Shape | None:
+    def _shape(self, seat: Seat, length: int, wide: bool) -> Shape | None:
         """What the tree behind a lane of `length` may be; None where it cannot have one."""
-        ids, tier = self.net.token_ids, seat.tier
-        width = self.net.vocab_size if ids is None else len(ids)
+        ids = self.net.token_ids
+        drawn = seat.mirror.sampling.needs_draft_probs
+        topk = children = 1 if drawn else seat.tier.topk
+        tier = widened(seat.tier) if wide else seat.tier
+        if wide:
+            children = tier.topk
         room = self.net.context_length - length + 1
         steps = min(tier.num_steps, tier.num_draft_tokens - 1, room)
         if steps < 1:
             return None
-        topk = 1 if seat.mirror.sampling.needs_draft_probs else tier.topk
-        return Shape(topk, steps, tier.num_draft_tokens).bounded(width)
+        width = self.net.vocab_size if ids is None else len(ids)
+        return Shape(topk, steps, tier.num_draft_tokens, children).bounded(width)
 
     def _grown_from(self, seat: Seat, shape: Shape) -> Plot:
         """The plot of a lane that lacks nothing."""

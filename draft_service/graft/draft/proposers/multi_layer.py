@@ -73,7 +73,9 @@ class MultiLayerProposer(ModelProposer):
         assert isinstance(plain, ModelState)
         return MultiLayerState(plain.lane, plain.noise)
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
+    def grow(
+        self, batch: Sequence[Seat], ready: Sequence[int], wide: bool = False
+    ) -> list[Tree | Sampled | None]:
         """The chains of the places in `ready`; catching up has guessed them already."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
         for place in ready:

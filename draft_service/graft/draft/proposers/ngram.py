@@ -138,21 +138,22 @@ class NgramProposer:
         """One tree a seat; None where no suffix has been seen before."""
         return [self._tree(seat, seat.tier) for seat in batch]
 
-    def follow(self, seat: Seat) -> None:
-        """Nothing: commits are indexed as they come."""
-
     def branch(self, seat: Seat, tokens: Sequence[int]) -> Seat | None:
         """The likely text over the same trie; it is matched, not indexed."""
         mirror = seat.mirror.ahead(tokens)
         return Seat(mirror, tier_of_branch(seat.tier, mirror), _State(_state(seat).trie, None))
 
-    def foresee(self, branches: Sequence[Seat]) -> Sequence[Foreseen]:
-        """The tree of each branch, and one with more of what was seen before."""
+    def adopt(self, seat: Seat, branch: Seat) -> bool:
+        """What was matched is the same text."""
+        return True
+
+    def foresee(self, seats: Sequence[Seat]) -> Sequence[Foreseen]:
+        """The tree of each seat, and one with more of what was seen before."""
         return [
             Foreseen(None, None)
             if seat.tier.off
             else Foreseen(self._tree(seat, seat.tier), self._tree(seat, widened(seat.tier)))
-            for seat in branches
+            for seat in seats
         ]
 
     def commit(self, seat: Seat, tokens: Sequence[int]) -> None:

@@ -166,7 +166,9 @@ class UnoProposer(ModelProposer):
             self.catch_up(batch, self.options.catch_up_s)
             return self.grow(batch, range(len(batch)))
 
-    def grow(self, batch: Sequence[Seat], ready: Sequence[int]) -> list[Tree | Sampled | None]:
+    def grow(
+        self, batch: Sequence[Seat], ready: Sequence[int], wide: bool = False
+    ) -> list[Tree | Sampled | None]:
         """Trees for the places in `ready` whose lanes lack no more than a tail."""
         trees: list[Tree | Sampled | None] = [None] * len(batch)
         widths = {place: width for place in ready if (width := self._room(batch[place]))}

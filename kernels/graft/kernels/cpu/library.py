@@ -117,6 +117,7 @@ class CStem(Structure):
 
     _fields_ = (
         ("topk", c_int64),
+        ("children", c_int64),
         ("num_steps", c_int64),
         ("num_nodes", c_int64),
         ("position", c_int64),

@@ -116,16 +116,17 @@ class NativeRecurrent:
 
     def _check(self, stem: BushStem, root: Tensor | None, page_tokens: int, width: int) -> None:
         vocab, topk, rows = self._spec.head.out_features, stem.topk, len(stem.tokens)
-        num_run = topk * (stem.num_steps - 1)
+        num_run, children = topk * (stem.num_steps - 1), stem.num_children
         if not (
-            1 <= topk <= vocab
+            1 <= topk <= children <= vocab
             and stem.num_steps >= 1
-            and 2 <= stem.num_nodes <= 1 + topk + num_run * topk
+            and 2 <= stem.num_nodes <= 1 + children + num_run * children
             and rows <= stem.cached <= len(stem.pages) * page_tokens - num_run
         ):
             raise ValueError(
-                f"a tree of {stem.num_steps} steps, topk {topk} and {stem.num_nodes} nodes behind "
-                f"{stem.cached} slots, {rows} of them to be run, does not fit {vocab} tokens and "
+                f"a tree of {stem.num_steps} steps, topk {topk}, {children} children and "
+                f"{stem.num_nodes} nodes behind {stem.cached} slots, {rows} of them to be run, "
+                f"does not fit {vocab} tokens and "
                 f"{len(stem.pages)} pages of {page_tokens}"
             )
         if stem.features.shape != (rows, width) or (root is None) != (rows > 0):
@@ -167,6 +168,7 @@ class _Call:
             structs.append(
                 CStem(
                     stem.topk,
+                    stem.num_children,
                     stem.num_steps,
                     stem.num_nodes,
                     stem.position,

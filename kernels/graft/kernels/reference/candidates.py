@@ -1,8 +1,8 @@
 """Level-by-level growth of candidates and the pick of the best nodes. Knows no model.
 
-Candidates are numbered flat: 0 .. K-1 at level 1, then K * K a level, beam by beam. All K * K
-candidates of a level may become nodes; only K of them become beams of the next level. Ties go to
-the lower number, so a parent always comes before its child.
+Every row that is run has C candidates, K of a level become its beams; K = C unless said otherwise.
+Candidates are numbered flat: 0 .. C-1 at level 1, then K * C a level, beam by beam. All of them may
+become nodes. Ties go to the lower number, so a parent always comes before its child.
 
 Source: EAGLE-2's dynamic tree (Li et al. 2024) in SGLang's numbering.
 """
@@ -18,35 +18,44 @@ from graft.kernels.trees import DraftResults, LevelInfo, SelectedBeams
 
 
 def select_top_k_tokens(
-    step: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor | None
+    step: int,
+    topk_p: Tensor,
+    topk_index: Tensor,
+    hidden_states: Tensor,
+    scores: Tensor | None,
+    topk: int = 0,
 ) -> SelectedBeams:
     """The K best beams after growing one level.
 
+    topk: K; 0 takes C.
+
     Shapes:
-        step 0: topk_p, topk_index [batch, K]; hidden_states [batch, hidden]; scores None.
-        later: topk_p, topk_index [batch * K, K] of the K beams; hidden_states [batch * K, hidden];
+        step 0: topk_p, topk_index [batch, C], best first; hidden_states [batch, hidden]; scores
+            None.
+        later: topk_p, topk_index [batch * K, C] of the K beams; hidden_states [batch * K, hidden];
             scores [batch, K] of the beams.
     """
-    topk = topk_p.shape[1]
+    children = topk_p.shape[1]
+    topk = topk or children
     if scores is None:
         batch = topk_p.shape[0]
         parents = torch.arange(-1, topk, dtype=torch.int64).repeat(batch, 1)
         return SelectedBeams(
-            input_ids=topk_index.flatten().long(),
+            input_ids=topk_index[:, :topk].flatten().long(),
             hidden_states=hidden_states.repeat_interleave(topk, dim=0),
-            scores=topk_p,
+            scores=topk_p[:, :topk],
             info=LevelInfo(topk_p.unsqueeze(1), topk_index.long(), parents),
         )
     batch = scores.shape[0]
-    expand = scores.unsqueeze(2) * topk_p.reshape(batch, topk, topk)
+    expand = scores.unsqueeze(2) * topk_p.reshape(batch, topk, children)
     best_scores, best = _top(expand.flatten(1), topk)
-    tokens = topk_index.reshape(batch, topk * topk).long()
+    tokens = topk_index.reshape(batch, topk * children).long()
     first_row = torch.arange(batch).unsqueeze(1) * topk
     return SelectedBeams(
         input_ids=tokens.gather(1, best).flatten(),
-        hidden_states=hidden_states[(first_row + best // topk).flatten()],
+        hidden_states=hidden_states[(first_row + best // children).flatten()],
         scores=best_scores,
-        info=LevelInfo(expand, tokens, best + topk * topk * (step - 1) + topk),
+        info=LevelInfo(expand, tokens, best + topk * children * (step - 1) + children),
     )
 
 

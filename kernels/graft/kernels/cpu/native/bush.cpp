@@ -6,17 +6,17 @@
 namespace graft {
 
 void Growth::add(const float* probs, const std::int32_t* tokens) {
-    const std::int64_t topk = stem_.topk, rows = this->rows(), first = std::int64_t(tokens_.size());
-    const std::size_t level = std::size_t(rows * topk);
+    const std::int64_t topk = stem_.topk, children = stem_.children;
+    const std::int64_t rows = this->rows(), first = std::int64_t(tokens_.size());
+    const std::size_t level = std::size_t(rows * children);
     std::vector<float> fresh(level);
     for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t k = 0; k < topk; ++k) {
-            const std::size_t at = std::size_t(r * topk + k);
-            // A product of many small numbers would vanish, and a chain has nothing to compare.
-            fresh[at] = topk == 1    ? 1.0f
+        for (std::int64_t k = 0; k < children; ++k) {
+            const std::size_t at = std::size_t(r * children + k);
+            fresh[at] = chain()       ? 1.0f
                         : depth_ == 0 ? probs[at]
                                       : beam_scores_[std::size_t(r)] * probs[at];
-            scores_.push_back(topk == 1 ? std::log(probs[at]) : fresh[at]);
+            scores_.push_back(chain() ? std::log(probs[at]) : fresh[at]);
             tokens_.push_back(tokens[at]);
             above_.push_back(depth_ == 0 ? -1 : beam_numbers_[std::size_t(r)]);
         }
@@ -30,7 +30,7 @@ void Growth::add(const float* probs, const std::int32_t* tokens) {
     std::vector<float> kept(static_cast<std::size_t>(topk));
     std::vector<std::int64_t> numbers(static_cast<std::size_t>(topk));
     for (std::int64_t k = 0; k < topk; ++k) {
-        const std::int64_t candidate = best[std::size_t(k)], row = candidate / topk;
+        const std::int64_t candidate = best[std::size_t(k)], row = candidate / children;
         const std::int64_t run = (depth_ - 1) * topk + k;
         kept[std::size_t(k)] = fresh[std::size_t(candidate)];
         numbers[std::size_t(k)] = first + candidate;
@@ -47,8 +47,7 @@ void Growth::add(const float* probs, const std::int32_t* tokens) {
 void Growth::finish() const {
     const std::int64_t total = std::int64_t(scores_.size()), wanted = stem_.num_nodes - 1;
     std::vector<std::int64_t> picked(static_cast<std::size_t>(wanted));
-    const bool chain = stem_.topk == 1;
-    if (chain) {
+    if (chain()) {
         for (std::int64_t i = 0; i < wanted; ++i) picked[std::size_t(i)] = i;
     } else {
         highest_numbers(scores_.data(), total, wanted, picked.data());
@@ -62,8 +61,8 @@ void Growth::finish() const {
         const std::int64_t above = above_[candidate];
         stem_.tokens[i] = tokens_[candidate];
         stem_.parents[i] = above < 0 ? 0 : place[std::size_t(above)];
-        sum += chain ? scores_[candidate] : 0.0f;
-        stem_.scores[i] = chain ? sum : std::log(scores_[candidate]);
+        sum += chain() ? scores_[candidate] : 0.0f;
+        stem_.scores[i] = chain() ? sum : std::log(scores_[candidate]);
     }
 }
 

@@ -1,7 +1,7 @@
 // Draft trees of many sessions, grown level by level, each of its own shape. Knows scores, beams
 // and slots; knows no network.
 //
-// Candidates are numbered flat: 0 .. K-1 at level 1, then K * K a level, beam by beam; of equals the
+// Candidates are numbered flat: 0 .. C-1 at level 1, then K * C a level, beam by beam; of equals the
 // lower number wins. graft.kernels.reference.candidates says what is picked.
 #pragma once
 
@@ -16,7 +16,8 @@ namespace graft {
 // Where one tree grows, what is to be run before, and what becomes of it. A node that passes through the network is numbered
 // step * topk + beam, and its key lies that many slots behind what is cached.
 struct Stem {
-    std::int64_t topk, num_steps, num_nodes;
+    std::int64_t topk, children;  // beams of a level, and candidates of each, as many at least
+    std::int64_t num_steps, num_nodes;
     std::int64_t position;  // of a child of the root
     std::int64_t cached;    // leading slots of the pages that all nodes see
     const std::int32_t* pages;
@@ -62,7 +63,7 @@ class Growth {
     // Rows that were run last; the root alone at first.
     std::int64_t rows() const { return depth_ == 0 ? 1 : stem_.topk; }
 
-    // Takes the children of those rows: [rows, topk], tokens in the target's numbers.
+    // Takes the candidates of those rows: [rows, children], tokens in the target's numbers.
     void add(const float* probs, const std::int32_t* tokens);
 
     // The beams of the newest level: their tokens, the rows they grew from, and the slots of their
@@ -77,6 +78,9 @@ class Growth {
     void finish() const;
 
   private:
+    // A product of many small numbers would vanish, and a chain has nothing to compare.
+    bool chain() const { return stem_.children == 1; }
+
     Stem stem_;
     std::int64_t page_tokens_, depth_ = 0;
     std::vector<float> beam_scores_;

@@ -247,7 +247,7 @@ class Bush {
         for (const std::int64_t s : growing_) {
             for (std::int64_t r = 0; r < growths_[std::size_t(s)].rows(); ++r) {
                 rows.push_back({s, total});
-                total += stems_[s].topk;
+                total += stems_[s].children;
             }
         }
         const std::int64_t vocab = net_.head->out;
@@ -258,13 +258,13 @@ class Bush {
         std::atomic<bool> lawful{true};
         parallel_for(pool_, int(rows.size()), [&](int r) {
             const auto [stem, first] = rows[std::size_t(r)];
-            const std::int64_t topk = stems_[stem].topk;
-            if (!best_children(logits + r * vocab, vocab, growths_[std::size_t(stem)].law(), topk,
-                               probs.data() + first, columns.data() + first)) {
+            const std::int64_t children = stems_[stem].children;
+            if (!best_children(logits + r * vocab, vocab, growths_[std::size_t(stem)].law(),
+                               children, probs.data() + first, columns.data() + first)) {
                 lawful.store(false, std::memory_order_relaxed);
                 return;
             }
-            for (std::int64_t i = first; i < first + topk; ++i) {
+            for (std::int64_t i = first; i < first + children; ++i) {
                 const std::int64_t column = columns[std::size_t(i)];
                 tokens[std::size_t(i)] =
                     net_.token_ids ? net_.token_ids[column] : std::int32_t(column);
@@ -274,7 +274,7 @@ class Bush {
         std::int64_t first = 0;
         for (const std::int64_t s : growing_) {
             Growth& growth = growths_[std::size_t(s)];
-            const std::int64_t taken = growth.rows() * stems_[s].topk;
+            const std::int64_t taken = growth.rows() * stems_[s].children;
             growth.add(probs.data() + first, tokens.data() + first);
             first += taken;
         }
