@@ -68,7 +68,7 @@ class Tree:
     @property
     def max_depth(self) -> int:
         """Greatest depth; 0 for a root alone."""
-        return int(self.depth.max())
+        return int(max(self.depth.tolist()))
 
     def positions(self, prefix_length: int) -> IntArray:
         """[num_nodes], int32: absolute position of each node; the root has prefix_length - 1."""
@@ -191,14 +191,14 @@ def check(tree: Tree, limits: TreeLimits) -> None:
             TreeRefusal.TREE_REFUSAL_TOO_DEEP,
             f"tree is {tree.max_depth} deep, limit is {limits.max_depth}",
         )
-    drafted = tree.tokens[1:]
-    if drafted.size and (int(drafted.min()) < 0 or int(drafted.max()) >= limits.vocab_size):
+    # A tree is a few numbers: lists are faster than calls of numpy.
+    drafted = tree.tokens[1:].tolist()
+    if drafted and not 0 <= min(drafted) <= max(drafted) < limits.vocab_size:
         raise TreeRefused(
             TreeRefusal.TREE_REFUSAL_TOKEN_RANGE,
             f"a token is outside 0..{limits.vocab_size - 1}",
         )
-    edges = tree.parent[1:].astype(np.int64) * limits.vocab_size + drafted
-    if len(set(edges.tolist())) != edges.size:
+    if len({*zip(tree.parent[1:].tolist(), drafted, strict=True)}) != len(drafted):
         raise TreeRefused(
             TreeRefusal.TREE_REFUSAL_DUPLICATE_SIBLING, "two children of one node hold one token"
         )
@@ -209,9 +209,9 @@ def trim(tree: Tree, max_nodes: int, max_depth: int) -> Tree:
 
     Preorder puts the best path first, and a prefix of preorder is ancestor-closed.
     """
-    keep = np.flatnonzero(tree.depth <= max_depth)[:max_nodes]
-    if keep.size == tree.num_nodes:
+    if tree.num_nodes <= max_nodes and tree.max_depth <= max_depth:
         return tree
+    keep = np.flatnonzero(tree.depth <= max_depth)[:max_nodes]
     place = {int(node): i for i, node in enumerate(keep)}
     parents = [-1] + [place[int(tree.parent[node])] for node in keep[1:]]
     scores = None if tree.scores is None else tree.scores[keep].tolist()

@@ -7,6 +7,8 @@ roots cannot be written down.
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from graft.common.tree import (
@@ -30,10 +32,11 @@ def token_width(vocab_size: int) -> int:
 
 def encode_shape(tree: Tree) -> bytes:
     """The two bits of every node, ceil(num_nodes / 4) bytes."""
-    bits = np.zeros(2 * tree.num_nodes, np.uint8)
-    bits[0::2] = tree.next_token >= 0
-    bits[1::2] = tree.next_sibling >= 0
-    return np.packbits(bits, bitorder="little").tobytes()
+    bits = 0
+    links = zip(tree.next_token.tolist(), tree.next_sibling.tolist(), strict=True)
+    for node, (child, sibling) in enumerate(links):
+        bits |= ((child >= 0) | (sibling >= 0) << 1) << 2 * node
+    return bits.to_bytes((tree.num_nodes + 3) // 4, "little")
 
 
 def encode_tokens(tree: Tree, vocab_size: int) -> bytes:
@@ -69,22 +72,21 @@ def decode(root: int, shape: bytes, tokens: bytes, scores: bytes, limits: TreeLi
         )
     if len(shape) != (num_nodes + 3) // 4:
         raise _malformed(f"shape has {len(shape)} bytes, expected {(num_nodes + 3) // 4}")
-    padded = np.zeros((num_nodes, 4), np.uint8)
-    padded[1:, :width] = np.frombuffer(tokens, np.uint8).reshape(-1, width)
-    ids = padded.view("<u4").reshape(-1).astype(np.int64)
-    ids[0] = root
-    if num_nodes > 1 and int(ids[1:].max()) >= limits.vocab_size:
+    places = range(0, len(tokens), width)
+    drafted = [int.from_bytes(tokens[place : place + width], "little") for place in places]
+    if drafted and max(drafted) >= limits.vocab_size:
         raise TreeRefused(
             TreeRefusal.TREE_REFUSAL_TOKEN_RANGE,
             f"a token is outside 0..{limits.vocab_size - 1}",
         )
-    next_token, next_sibling, parent, depth = _links(shape, num_nodes)
+    # One array for all five: calls of numpy are what this costs.
+    lines = np.array(([root, *drafted], *_links(shape, num_nodes)), np.int32)
     tree = Tree(
-        tokens=ids.astype(np.int32),
-        next_token=np.asarray(next_token, np.int32),
-        next_sibling=np.asarray(next_sibling, np.int32),
-        parent=np.asarray(parent, np.int32),
-        depth=np.asarray(depth, np.int32),
+        tokens=lines[0],
+        next_token=lines[1],
+        next_sibling=lines[2],
+        parent=lines[3],
+        depth=lines[4],
         scores=_decode_scores(scores, num_nodes),
     )
     check(tree, limits)
@@ -93,17 +95,17 @@ def decode(root: int, shape: bytes, tokens: bytes, scores: bytes, limits: TreeLi
 
 def _links(shape: bytes, num_nodes: int) -> tuple[list[int], list[int], list[int], list[int]]:
     """One stack pass over the shape bits; the stack holds nodes that wait for their sibling."""
-    bits = np.unpackbits(np.frombuffer(shape, np.uint8), bitorder="little").tolist()
-    if any(bits[2 * num_nodes :]):
+    bits = int.from_bytes(shape, "little")
+    if bits >> 2 * num_nodes:
         raise _malformed("bits past the last node are set")
-    if bits[1]:
+    if bits >> 1 & 1:
         raise _malformed(f"next_sibling bit set on the root of a {num_nodes}-node tree")
     next_token, next_sibling = [-1] * num_nodes, [-1] * num_nodes
     parent, depth = [-1] * num_nodes, [0] * num_nodes
     waiting: list[int] = []
     for node in range(num_nodes):
-        has_child = bits[2 * node]
-        if bits[2 * node + 1]:
+        has_child = bits >> 2 * node & 1
+        if bits >> 2 * node & 2:
             waiting.append(node)
         following = node + 1
         if following == num_nodes:
@@ -126,11 +128,10 @@ def _decode_scores(scores: bytes, num_nodes: int) -> FloatArray | None:
         return None
     if len(scores) != 2 * (num_nodes - 1):
         raise _malformed(f"scores have {len(scores)} bytes, expected {2 * (num_nodes - 1)}")
-    values = np.zeros(num_nodes, np.float32)
-    values[1:] = np.frombuffer(scores, "<f2")
-    if not bool((values <= 0).all()):
+    values = (0.0, *struct.unpack(f"<{num_nodes - 1}e", scores))
+    if not all(value <= 0 for value in values):
         raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN or above zero")
-    return values
+    return np.array(values, np.float32)
 
 
 def _malformed(message: str) -> TreeRefused:

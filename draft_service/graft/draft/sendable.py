@@ -39,7 +39,7 @@ def checked(tree: Tree, seat: Seat) -> Tree:
             TreeRefusal.TREE_REFUSAL_MALFORMED,
             f"root is {int(tree.tokens[0])}, expected the last committed token {root}",
         )
-    if tree.scores is not None and not bool((tree.scores <= 0).all()):
+    if tree.scores is not None and not all(score <= 0 for score in tree.scores.tolist()):
         raise TreeRefused(TreeRefusal.TREE_REFUSAL_BAD_SCORES, "a score is NaN or above zero")
     tree = trim(tree, seat.tier.num_draft_tokens, seat.tier.num_steps)
     check(tree, seat.mirror.limits)
