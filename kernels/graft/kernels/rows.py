@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from graft.common.sampling import Sampling
-from graft.common.tree import Tree
+from graft.common.tree import IntArray, Tree
 from graft.kernels.ops import Adjust, ChoiceRows, TreeRows
 
 
@@ -36,16 +37,12 @@ class Law:
 
 def tree_rows(trees: Sequence[Tree]) -> TreeRows:
     """The trees of a step, flattened."""
-    ptr = np.zeros(len(trees) + 1, np.int32)
-    np.cumsum([tree.num_nodes for tree in trees], out=ptr[1:])
-    none = [np.zeros(0, np.int32)]
+    ptr = [0, *accumulate(tree.num_nodes for tree in trees)]
     return TreeRows(
-        ptr=torch.from_numpy(ptr),
-        tokens=torch.from_numpy(np.concatenate([tree.tokens for tree in trees] or none)),
-        next_token=torch.from_numpy(np.concatenate([tree.next_token for tree in trees] or none)),
-        next_sibling=torch.from_numpy(
-            np.concatenate([tree.next_sibling for tree in trees] or none)
-        ),
+        ptr=torch.from_numpy(np.array(ptr, np.int32)),
+        tokens=_joined([tree.tokens for tree in trees]),
+        next_token=_joined([tree.next_token for tree in trees]),
+        next_sibling=_joined([tree.next_sibling for tree in trees]),
     )
 
 
@@ -60,9 +57,7 @@ def choice_rows(laws: Sequence[Law], vocab_size: int) -> ChoiceRows:
         top_p=_spread([law.sampling.top_p for law in laws], counts, np.float32),
         min_p=_spread([law.sampling.min_p for law in laws], counts, np.float32),
         seed=_spread([law.sampling.seed for law in laws], counts, np.uint64).view(torch.int64),
-        position=torch.from_numpy(
-            np.concatenate(positions) if positions else np.zeros(0, np.int32)
-        ),
+        position=_joined(positions),
         adjust_ptr=None if adjust is None else adjust.ptr,
         adjust_tokens=None if adjust is None else adjust.tokens,
         adjust_ratio=None if adjust is None else adjust.ratio,
@@ -72,7 +67,15 @@ def choice_rows(laws: Sequence[Law], vocab_size: int) -> ChoiceRows:
 
 
 def _spread(values: Sequence[float], counts: Sequence[int], dtype: type) -> Tensor:
-    return torch.from_numpy(np.repeat(np.asarray(values, dtype), counts))
+    rows = chain.from_iterable(map(repeat, values, counts))
+    return torch.from_numpy(np.array([*rows], dtype))
+
+
+def _joined(columns: Sequence[IntArray]) -> Tensor:
+    """The columns one below the other; one alone is not copied."""
+    if len(columns) == 1:
+        return torch.from_numpy(columns[0])
+    return torch.from_numpy(np.concatenate(columns or [np.zeros(0, np.int32)]))
 
 
 def _stack_adjust(laws: Sequence[Law]) -> Adjust:

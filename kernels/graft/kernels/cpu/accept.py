@@ -5,6 +5,8 @@ Meaning: graft.kernels.reference.accept, which also serves where there is no lib
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def accept(trees: TreeRows, chosen: Tensor, by: Native | None = None) -> tuple[T
     if by is None:
         return plain.accept(trees, chosen)
     num_trees = len(trees.ptr) - 1
-    width = int(trees.ptr.diff().max()) if num_trees else 0
+    width = max((stop - start for start, stop in pairwise(trees.ptr.tolist())), default=0)
     accept_token_num = torch.empty(num_trees, dtype=torch.int32)
     accept_index = torch.empty((num_trees, width), dtype=torch.int32)
     ready = [

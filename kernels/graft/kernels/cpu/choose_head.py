@@ -12,14 +12,20 @@ from graft.kernels.cpu.native_linear import NativeLinear
 from graft.kernels.ops import ChoiceRows
 from graft.kernels.reference.choose import GREEDY_BELOW
 
+_GREEDY_BELOW = torch.tensor(GREEDY_BELOW, dtype=torch.float32).item()
+
 
 def filtered(rows: ChoiceRows, vocab_size: int) -> bool:
     """True when some row needs its whole row of logits at once, or has entries changed."""
     if rows.adjust_ptr is not None or rows.bitmask is not None:
         return True
-    sampled = (rows.temperature >= GREEDY_BELOW) & (rows.top_k != 1)
-    cut = (rows.top_k > 0) & (rows.top_k < vocab_size)
-    return bool((sampled & (cut | (rows.top_p < 1) | (rows.min_p > 0))).any())
+    # Few rows, one after the other: a dozen calls of torch would cost more than the loop.
+    columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    for temperature, top_k, top_p, min_p in zip(*map(Tensor.tolist, columns), strict=True):
+        sampled = temperature >= _GREEDY_BELOW and top_k != 1
+        if sampled and (0 < top_k < vocab_size or top_p < 1 or min_p > 0):
+            return True
+    return False
 
 
 def choose_head(by: Native, hidden: int, head: NativeLinear, rows: ChoiceRows) -> Tensor:
