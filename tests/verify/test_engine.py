@@ -351,9 +351,9 @@ class Poisoned:
     def forward(
         self, tokens: Tensor, rows: StepRows, kv: KvCache, output_rows: Tensor | None
     ) -> Tensor:
-        assert output_rows is not None
         hidden = self._inner.forward(tokens, rows, kv, output_rows)
-        hidden[tokens[output_rows] == self._token] = float("nan")
+        chosen = tokens if output_rows is None else tokens[output_rows]
+        hidden[chosen == self._token] = float("nan")
         return hidden
 
 

@@ -32,11 +32,11 @@ class Capture:
 
     layers: state 0 is the embedding, state i what layer i - 1 (from zero) left behind; the last
         one is taken after the final norm if `final_norm`, else before it.
-    rows: [captured], int64, rows of the step.
+    rows: [captured], int64, rows of the step; None takes all.
     """
 
     layers: tuple[int, ...]
-    rows: Tensor
+    rows: Tensor | None
     final_norm: bool = True
 
 
@@ -87,7 +87,8 @@ class Decoder:
         done = 0
         for layer in sorted(set(capture.layers)):
             self._layers_(hidden, range(done, layer), rows, kv)
-            taken = hidden[capture.rows]
+            # A copy in either case: the next layers change `hidden` in place.
+            taken = hidden.clone() if capture.rows is None else hidden[capture.rows]
             states[layer] = (
                 self._normed(taken, None) if layer == last and capture.final_norm else taken
             )

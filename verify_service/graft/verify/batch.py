@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
 
 import numpy as np
 import torch
@@ -74,20 +76,19 @@ class _Part:
 def build_batch(step: Step, device: torch.device) -> Batch:
     """The arrays that one forward pass and the choice after it need."""
     parts = [_part(work) for work in step.works]
-    counts = np.asarray([len(part.tokens) for part in parts], np.int32)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    extra_ptr = np.zeros(int(starts[-1]) + 1, np.int32)
-    np.cumsum(np.concatenate([part.extra_counts for part in parts]), out=extra_ptr[1:])
+    counts = [len(part.tokens) for part in parts]
+    starts = [0, *accumulate(counts)]
 
     def flat(name: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([getattr(part, name) for part in parts])).to(device)
+        return torch.from_numpy(_joined([getattr(part, name) for part in parts])).to(device)
 
+    extra_counts = _joined([part.extra_counts for part in parts]).tolist()
+    extra_ptr = np.array([0, *accumulate(extra_counts)], np.int32)
+    sequence = np.array([*chain.from_iterable(map(repeat, range(len(parts)), counts))], np.int32)
     rows = StepRows(
         positions=flat("positions"),
         write_slots=flat("write_slots"),
-        sequence=torch.from_numpy(np.repeat(np.arange(len(parts), dtype=np.int32), counts)).to(
-            device
-        ),
+        sequence=torch.from_numpy(sequence).to(device),
         page_table=_page_table(step).to(device),
         prefix_len=flat("prefix_len"),
         extra_ptr=torch.from_numpy(extra_ptr).to(device),
@@ -103,14 +104,18 @@ def build_batch(step: Step, device: torch.device) -> Batch:
     )
 
 
+def _joined(columns: Sequence[IntArray]) -> IntArray:
+    """The columns one below the other; one alone is not copied."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
 def _part(work: Work) -> _Part:
     session = work.session
-    if isinstance(work, Recall):
-        tokens = session.prefix.tokens[work.start : work.stop]
-        return _plain_part(tokens, work.start, work.write_slots)
-    if isinstance(work, Chunk):
-        slots = session.pages().slots(work.start, work.stop)
-        return _plain_part(session.prefix.tokens[work.start : work.stop], work.start, slots)
+    if isinstance(work, Chunk | Recall):
+        tokens = session.prefix.tokens[work.start : work.stop].copy()
+        if isinstance(work, Recall):
+            return _plain_part(tokens, work.start, work.write_slots)
+        return _plain_part(tokens, work.start, session.pages().slots(work.start, work.stop))
     if work.num_rows == 1:
         # A root alone sees exactly what a plain row sees.
         start = session.kv_length
@@ -144,7 +149,7 @@ def _tree_part(work: Round) -> _Part:
         write_slots=write_slots,
         prefix_len=np.full(tree.num_nodes, start, np.int32),
         extra_counts=tree.depth + np.int32(1),
-        extra_slots=write_slots[np.concatenate(paths)],
+        extra_slots=write_slots[[*chain.from_iterable(paths)]],
     )
 
 
@@ -157,7 +162,7 @@ def _page_table(step: Step) -> Tensor:
 
 
 def _outputs(
-    step: Step, parts: list[_Part], starts: np.ndarray[tuple[int], np.dtype[np.int64]]
+    step: Step, parts: list[_Part], starts: list[int]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], tuple[Choice, ...], tuple[PromptRows, ...]]:
     """Which rows' logits are wanted, and what for."""
     wanted: list[int] = []
@@ -168,7 +173,7 @@ def _outputs(
             continue
         tree = root_only(int(part.tokens[-1])) if isinstance(work, Chunk) else work.tree
         first = len(wanted)
-        stop = int(starts[place + 1])
+        stop = starts[place + 1]
         wanted.extend(range(stop - tree.num_nodes, stop))
         slots = part.write_slots[-tree.num_nodes :]
         choices.append(Choice(place, slice(first, len(wanted)), _law(work, tree), slots))
@@ -176,7 +181,7 @@ def _outputs(
         if isinstance(work, Chunk) and work.session.prompt_logprobs_due:
             first = len(wanted)
             stop = min(work.stop, work.session.prompt_length - 1)
-            wanted.extend(range(int(starts[place]), int(starts[place]) + max(0, stop - work.start)))
+            wanted.extend(range(starts[place], starts[place] + max(0, stop - work.start)))
             tokens = work.session.prefix.tokens[work.start + 1 : stop + 1]
             if len(wanted) > first:
                 prompt_rows.append(PromptRows(place, slice(first, len(wanted)), tokens.copy()))

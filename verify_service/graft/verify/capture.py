@@ -95,7 +95,9 @@ class Capturer:
             first_row += work.num_rows
         if not layers:
             return None
-        index = torch.tensor(rows, dtype=torch.int64, device=self._ops.device)
+        index = None
+        if len(rows) < first_row:
+            index = torch.tensor(rows, dtype=torch.int64, device=self._ops.device)
         return CapturePlan(Capture(tuple(sorted(layers)), index, final_norm=False), tuple(taken))
 
     def encode(
@@ -116,8 +118,9 @@ class Capturer:
             for spec in feed.specs:
                 kept.setdefault(spec, []).append((taken, [taken.first + node for node in nodes]))
         for spec, parts in kept.items():
-            index = torch.tensor([row for _, rows in parts for row in rows], dtype=torch.int64)
-            states = self._states(captured[index.to(captured.device)], plan.capture.layers, spec)
+            index = np.array([row for _, rows in parts for row in rows], np.int64)
+            chosen = captured.index_select(0, torch.from_numpy(index).to(captured.device))
+            states = self._states(chosen, plan.capture.layers, spec)
             values = states.float().cpu().numpy()
             done = 0
             for taken, rows in parts:
@@ -130,6 +133,9 @@ class Capturer:
 
     def _states(self, captured: Tensor, layers: Sequence[int], spec: FeatureSpec) -> Tensor:
         """[rows, layers, hidden] -> [rows, width]: the layers of the spec, normed and projected."""
+        normed = spec.final_norm and self.model.num_layers in spec.layers
+        if spec.layers == layers and not (normed or spec.fused_id):
+            return captured.flatten(1)
         states = []
         for layer in spec.layers:
             state = captured[:, layers.index(layer)].contiguous()

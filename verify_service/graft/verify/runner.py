@@ -73,7 +73,9 @@ class Runner:
             forwarded = time.monotonic()
             outcomes = [Outcome() for _ in step.works]
         else:
-            hidden, taken = self._forward(step, batch, batch.output_rows)
+            # Rounds alone choose at every row, in order: nothing is to be picked out.
+            every = len(batch.output_rows) == batch.num_choice_rows == step.num_rows
+            hidden, taken = self._forward(step, batch, None if every else batch.output_rows)
             seen = self._seen(step, batch, hidden)
             forwarded = time.monotonic()
             outcomes = settle(step, batch, seen, self._verdict, self._kv)
@@ -89,7 +91,7 @@ class Runner:
         return self._model.choose(hidden, choice_rows(laws, self._model.vocab_size))
 
     def _forward(
-        self, step: Step, batch: Batch, output_rows: Tensor
+        self, step: Step, batch: Batch, output_rows: Tensor | None
     ) -> tuple[Tensor, tuple[CapturePlan, Tensor] | None]:
         """Final hidden states of the rows, and captured ones where somebody wants them."""
         plan = None if self._capturer is None else self._capturer.plan(step)
