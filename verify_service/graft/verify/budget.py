@@ -11,6 +11,7 @@ change none: a tree that is cut commits fewer tokens, never others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from graft.common.tree import Tree
 
@@ -100,10 +101,10 @@ class VerifyBudget:
             return
         path = set(accepted)
         expected = sum(self._values(tree, 1.0)[1:])
-        ranks = _ranks(tree)
-        for node in range(1, tree.num_nodes):
-            if int(tree.parent[node]) in path:
-                self.survival.add(int(tree.depth[node]), ranks[node], node in path)
+        places = zip(tree.parent.tolist(), tree.depth.tolist(), _ranks(tree), strict=True)
+        for node, (parent, depth, rank) in enumerate(places):
+            if parent in path:
+                self.survival.add(depth, rank, node in path)
         got, due = self._fortune.get(session_id, (_SESSION_ROUNDS, _SESSION_ROUNDS))
         keep = 1.0 - 1.0 / _SESSION_ROUNDS
         self._fortune[session_id] = (keep * got + len(path) - 1, keep * due + expected)
@@ -170,10 +171,10 @@ class VerifyBudget:
     def _values(self, tree: Tree, factor: float) -> list[float]:
         """[num_nodes]: how likely each node is accepted; 1 for the root."""
         values = [1.0]
-        ranks = _ranks(tree)
-        for node in range(1, tree.num_nodes):
-            share = min(1.0, factor * self.survival.at(int(tree.depth[node]), ranks[node]))
-            values.append(values[int(tree.parent[node])] * share)
+        places = zip(tree.parent.tolist(), tree.depth.tolist(), _ranks(tree), strict=True)
+        for parent, depth, rank in islice(places, 1, None):
+            share = min(1.0, factor * self.survival.at(depth, rank))
+            values.append(values[parent] * share)
         return values
 
 
@@ -193,8 +194,7 @@ def _next_block(place: int, values: Sequence[float], start: int) -> tuple[float,
 def _ranks(tree: Tree) -> list[int]:
     """[num_nodes]: place of each node among its siblings."""
     ranks = [0] * tree.num_nodes
-    for node in range(tree.num_nodes):
-        sibling = int(tree.next_sibling[node])
+    for node, sibling in enumerate(tree.next_sibling.tolist()):
         if sibling >= 0:
             ranks[sibling] = ranks[node] + 1
     return ranks
