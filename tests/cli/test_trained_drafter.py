@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import typer
 
@@ -13,6 +14,7 @@ from graft.cli import models
 from graft.cli.plan import Plan, UpSettings, make_plan
 from graft.draft import shipped
 from graft.testing.checkpoints import write_eagle3
+from graft.testing.gguf_models import write_gguf
 from graft.testing.models import write_tiny_model
 from graft.testing.mtp_checkpoints import write_mtp
 
@@ -121,3 +123,32 @@ def test_rounds_of_rounded_weights_are_too_short_for_tries(
 ) -> None:
     gateway = next(child for child in plan(tiny, **flags).children if child.name == "gateway")
     assert {word for word in gateway.command if word.startswith("--tiers")} == tiers
+
+
+@pytest.fixture
+def blocks(tiny: Path, tmp_path: Path) -> Path:
+    return write_gguf(tiny, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q4_1)
+
+
+def test_a_file_with_blocks_drafts_for_its_float32_self(blocks: Path) -> None:
+    made = plan(blocks)
+    assert proposers_of(made) == ["merged=...", "standalone=...", "ngram"]
+    assert made.drafter == "the model's own Q4_1 blocks, merged with n-gram look-up"
+    words = words_of(made)
+    assert {"--draft-model-quantization=stored", "--feature-window=256"} <= words
+    gateway = next(child for child in made.children if child.name == "gateway")
+    assert "--tree-deadline-ms=500" in gateway.command
+
+
+def test_served_from_its_blocks_it_does_not(blocks: Path) -> None:
+    assert proposers_of(plan(blocks, precision="q4_1")) == []
+
+
+def test_blocks_without_kernels_and_files_that_cannot_be_read_do_not_count(
+    tiny: Path, tmp_path: Path
+) -> None:
+    other = write_gguf(tiny, tmp_path / "other.gguf", gguf.GGMLQuantizationType.Q5_0)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    assert proposers_of(plan(other)) == []
+    assert proposers_of(plan(broken)) == []

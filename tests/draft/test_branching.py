@@ -28,7 +28,7 @@ from graft.testing.models import write_tiny_model
 from graft.testing.plain import GREEDY, Plain
 
 CHAIN = Tier("standalone", num_steps=3, topk=1, num_draft_tokens=4, lookahead=6)
-BUSH = Tier("standalone", num_steps=3, topk=3, num_draft_tokens=8, lookahead=6)
+BUSH = Tier("standalone", num_steps=3, topk=3, num_draft_tokens=8, lookahead=10)
 TIERS = pytest.mark.parametrize("tier", [CHAIN, BUSH], ids=["chain", "tree"])
 PROMPT = [40, 41, 42, 43, 44, 45, 46]
 

@@ -266,3 +266,52 @@ def test_commits_that_come_while_a_proposer_works_are_one_batch_after_it() -> No
     assert answered.wait(10)
     assert engine.stop(10)
     assert batches == [[1], [2, 1]]
+
+
+class Reading(Watched):
+    """Lacks some pieces of its sessions' prefixes; where it is stuck, for good."""
+
+    def __init__(self, lacking: int, stuck: bool = False) -> None:
+        super().__init__()
+        self.lacking, self.stuck = lacking, stuck
+
+    def behind(self, seat: Seat) -> int:
+        return self.lacking
+
+    def follow(self, seats: Sequence[Seat]) -> None:
+        self.lacking -= not self.stuck
+
+
+def follow(bench: Bench) -> list[Proposed]:
+    bench.outcomes.clear()
+    bench.engine.follow()
+    return [one for one in bench.outcomes if isinstance(one, Proposed)]
+
+
+def test_a_session_that_is_behind_is_said_to_be_once_and_reads_on_between_commits() -> None:
+    proposer = Reading(lacking=2)
+    bench = Bench(proposer)
+    (said,) = bench.step(opened(1, 7))
+    assert isinstance(said, Proposed)
+    assert (said.behind, said.trees, proposer.batches) == (True, (), [])
+    assert follow(bench) == []
+    assert bench.step(committed(1, [7], 8)) == []
+    (made,) = follow(bench)
+    assert (made.behind, made.prefix_length, len(made.trees)) == (False, 2, 1)
+    assert not bench.engine._behind
+
+
+def test_a_session_that_cannot_read_on_is_let_be_until_the_next_commit() -> None:
+    bench = Bench(Reading(lacking=1, stuck=True))
+    bench.step(opened(1, 7))
+    assert follow(bench) == [] and not bench.engine._behind
+    (said,) = bench.step(committed(1, [7], 8))
+    assert isinstance(said, Proposed) and said.behind
+
+
+def test_a_session_that_is_behind_may_be_closed() -> None:
+    proposer = Reading(lacking=2)
+    bench = Bench(proposer)
+    bench.step(opened(1, 7), opened(2, 8))
+    bench.step(Closed(1))
+    assert proposer.closed == [1] and list(bench.engine._behind) == [2]

@@ -69,4 +69,4 @@ def test_a_tree_without_scores_is_ranked_by_depth_and_place() -> None:
 
 def test_a_wide_tier_is_deeper_wider_and_larger() -> None:
     wide = widened(Tier("x", num_steps=3, topk=1, num_draft_tokens=4, lookahead=5))
-    assert wide.num_steps == 4 and wide.topk == 4 and wide.num_draft_tokens > 4
+    assert wide.num_steps == 4 and wide.topk > 1 and wide.num_draft_tokens > 4

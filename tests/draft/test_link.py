@@ -300,6 +300,8 @@ async def test_a_tree_that_is_ready_after_the_next_commit_is_not_sent() -> None:
         session.commit(4)
         await _seen(it, rounds)
         go.set()
+        # Verify hears that it is here, and so how long to wait for the next one.
+        assert (await rounds.next("empties")).prefix_length == 9
         assert (await rounds.next("trees")).prefix_length == 10
         assert it.value("withheld_total", reason="stale") == 1
 

@@ -12,10 +12,11 @@ from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling
 from graft.common.tier import Tier
 from graft.common.tree import Tree, TreeLimits, chain, from_parents
+from graft.draft.features import FeatureNeed
 from graft.draft.merge import merged, union
 from graft.draft.mirror import Mirror
 from graft.draft.predicted import Predictions
-from graft.draft.proposers.base import Seat
+from graft.draft.proposers.base import ProposerInfo, Seat
 from graft.draft.proposers.merged import MergedProposer
 from graft.draft.proposers.ngram import NgramOptions, NgramProposer
 from graft.draft.server import make_proposers
@@ -182,7 +183,68 @@ def test_a_prediction_that_is_left_says_nothing_until_it_is_met_again() -> None:
 
 
 def test_merged_is_named_with_its_model() -> None:
-    with pytest.raises(InvalidArgument, match="merged takes ngram and one of"):
-        make_proposers(DraftSettings.load(None, {"proposers": ["merged"]}))
-    with pytest.raises(InvalidArgument, match="merged takes ngram and one of"):
-        make_proposers(DraftSettings.load(None, {"proposers": ["merged=eagle3+mtp"]}))
+    for word in ("merged", "merged=eagle3+eagle3", "merged=eagle3+mtp+standalone", "merged=llama"):
+        with pytest.raises(InvalidArgument, match="merged takes ngram and one or two of"):
+            make_proposers(DraftSettings.load(None, {"proposers": [word]}))
+
+
+class Named(Scripted):
+    """Guesses one token, as a chain; may be behind."""
+
+    def __init__(self, name: str, token: int, topk: int = 1, reads: bool = False) -> None:
+        super().__init__(name, lambda seat: chain([seat.mirror.prefix.root, token, token]))
+        self.topk, self.reads, self.lacking = topk, reads, 0
+
+    def describe(self) -> ProposerInfo:
+        tier = Tier(self.name, num_steps=2, topk=self.topk, num_draft_tokens=3)
+        return ProposerInfo(tier, needs=FeatureNeed((1,)) if self.reads else None)
+
+    def behind(self, seat: Seat) -> int:
+        return self.lacking
+
+    def follow(self, seats: Sequence[Seat]) -> None:
+        self.lacking -= len(seats)
+
+
+def test_long_prompts_are_left_to_the_second_model() -> None:
+    first, second = Named("standalone", 7), Named("eagle3", 8, reads=True)
+    proposer = MergedProposer(NgramProposer(NgramOptions()), first, second)
+    assert proposer.describe().needs == FeatureNeed((1,))
+    mirrors = [mirror_of(range(count)) for count in (20, 600)]
+    mirrors.append(replace_room(mirror_of(range(100)), 10))
+    seats = [Seat(mirror, TIER, proposer.open(mirror)) for mirror in mirrors]
+    drafted = [paths(tree) for tree in proposer.propose(seats) if isinstance(tree, Tree)]
+    assert drafted == [{(7,), (7, 7)}, {(8,), (8, 8)}, {(8,), (8, 8)}]
+
+
+def replace_room(mirror: Mirror, room: int) -> Mirror:
+    mirror.room = room
+    return mirror
+
+
+def test_two_models_that_read_states_are_refused() -> None:
+    pair = Named("eagle", 7, reads=True), Named("eagle3", 8, reads=True)
+    with pytest.raises(InvalidArgument, match="eagle and eagle3 both read"):
+        MergedProposer(NgramProposer(NgramOptions()), *pair)
+
+
+def test_it_is_behind_as_its_model_is() -> None:
+    model = Named("standalone", 7)
+    proposer = MergedProposer(NgramProposer(NgramOptions()), model)
+    mirror = mirror_of(range(20))
+    seat = Seat(mirror, TIER, proposer.open(mirror))
+    model.lacking = 3
+    assert proposer.behind(seat) == 3
+    proposer.follow([seat])
+    assert proposer.behind(seat) == 2
+
+
+def test_beside_a_chain_a_match_adds_no_nodes() -> None:
+    """The text has been followed by 3 before, and the chain says 7: two nodes in all."""
+    for topk, count in ((1, 2), (2, 4)):
+        proposer = MergedProposer(NgramProposer(NgramOptions()), Named("x", 7, topk))
+        mirror = mirror_of([1, 2, 3, 4, 5, 1, 2])
+        seat = Seat(mirror, TIER, proposer.open(mirror))
+        (tree,) = proposer.propose([seat])
+        assert isinstance(tree, Tree)
+        assert tree.num_nodes - 1 >= count if topk > 1 else tree.num_nodes - 1 == count

@@ -209,17 +209,16 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, target: Plain) -> No
         script.commit(mirror, script.answer[said : said + count])
 
 
-def test_a_long_prompt_holds_nobody_up(target: Plain, other: Plain) -> None:
-    """It is run chunk by chunk over several calls, and the others get their trees meanwhile."""
-    proposer = standalone(other, chunk_rows=8, catch_up_s=0)
+def test_a_long_prompt_is_read_a_chunk_at_a_time(target: Plain, other: Plain) -> None:
+    proposer = standalone(other, chunk_rows=8)
     seats = []
     for prompt in ([65] * 30, [66] * 3):
         mirror = Script(prompt, [70]).mirror(len(prompt) + 1, target.target.vocab_size)
         seats.append(Seat(mirror, BUSH, proposer.open(mirror)))
-    for expected in (8, 16, 24):
-        trees = proposer.propose(seats)
-        assert trees[0] is None and trees[1] is not None
-        assert state_of(seats[0]).lane.length == expected
+    assert [proposer.behind(seat) for seat in seats] == [31, 0]
+    for expected in (23, 15, 0):
+        proposer.follow(seats[:1])
+        assert proposer.behind(seats[0]) == expected
     assert None not in proposer.propose(seats)
     same_as_prefill(proposer, seats[0])
 

@@ -108,10 +108,12 @@ def test_standalone_keeps_the_blocks_of_its_file_where_asked(
     assert standalone_precision(path, "none") == "fp32"
 
 
-def test_blocks_that_are_not_there_are_reported(tmp_path: Path, target: Path) -> None:
-    settings = DraftSettings.load(
-        None, {"model": str(target), "draft_model_quantization": "stored"}
-    )
-    assert inactive(settings, "standalone", target) == ["draft_model_quantization"]
-    eagle3 = write_eagle3(tmp_path / "eagle3", target)
-    assert inactive(settings, "eagle3", eagle3) == ["draft_model_quantization"]
+def test_without_blocks_of_its_own_they_are_made(tmp_path: Path, target: Path, ops: Ops) -> None:
+    settings = {"model": str(target), "draft_model_quantization": "stored"}
+    workshop = Workshop(DraftSettings.load(None, settings))
+    eagle3 = str(write_eagle3(tmp_path / "eagle3", target))
+    rounded = Workshop(DraftSettings.load(None, settings | {"draft_model_quantization": "q8_0"}))
+    states = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    kept, made = (one.load("eagle3", eagle3).net for one in (workshop, rounded))  # type: ignore[attr-defined]
+    assert torch.equal(kept.logits(states), made.logits(states))
+    assert workshop.load("standalone", str(target)).describe().default_tier.num_steps == 7

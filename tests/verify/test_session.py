@@ -57,6 +57,20 @@ def test_an_empty_proposal_ends_the_wait() -> None:
     assert turn.plain_reason == PlainReason.PLAIN_REASON_EMPTY
 
 
+def test_a_drafter_that_is_behind_is_not_waited_for_until_it_shows_up() -> None:
+    session = decoding()
+    behind = Proposal(None, behind=True, arrived=100.01, stream=1)
+    session.offer(session.name, behind, 100.01)
+    for now in (100.01, 100.03, 100.05):
+        turn = session.turn(now)
+        assert turn is not None
+        assert turn.plain_reason == PlainReason.PLAIN_REASON_EMPTY
+        passed = session.name
+        session.commit((5,), 0, now)
+    session.offer(passed, Proposal(None, arrived=100.06, stream=1), 100.06)
+    assert session.turn(100.06) is None
+
+
 def test_a_refused_tree_ends_the_wait() -> None:
     session = decoding()
     session.offer(session.name, Proposal(None, refused=True, stream=1), 100.01)

@@ -92,7 +92,7 @@ ROWS: tuple[Row, ...] = (
         _FLAG,
         "--speculative-draft-model-quantization",
         "draft.draft_model_quantization",
-        note="none, q8_0 (blocks of 8 bits made on load), or stored (the GGUF file's own)",
+        note="none, q8_0 (blocks of 8 bits made on load), or stored (a GGUF file's own)",
     ),
     _honoured(
         _FLAG,

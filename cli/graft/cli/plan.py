@@ -12,6 +12,7 @@ from pydantic import Field
 
 from graft.cli import threads
 from graft.cli.child import child_command
+from graft.cli.drafter import Drafter, drafter_for
 from graft.cli.flags import arguments_of
 from graft.cli.health import degraded_at, trouble_at
 from graft.cli.ports import check_free, free_port
@@ -20,7 +21,6 @@ from graft.cli.supervisor import ChildSpec
 from graft.common.channel import Tls
 from graft.common.config import Settings
 from graft.common.errors import InvalidArgument
-from graft.draft.shipped import shipped_for
 
 _PROBE_TIMEOUT_S = 2.0
 _VERIFY_NICENESS = 5
@@ -68,8 +68,9 @@ class UpSettings(Settings):
     )
     trained_drafter: bool = Field(
         True,
-        description="Draft with the best drafter that comes with Graft for this target, if any; "
-        "--proposers takes others.",
+        description="Draft with the blocks of the target's own GGUF file where it is served in "
+        "float32, else with the best drafter that comes with Graft for it, if any; --proposers "
+        "takes others.",
     )
     enable_multi_layer_eagle: bool | None = Field(
         None, description="Run a layer set of its own for every token ahead (MTP checkpoints)."
@@ -126,7 +127,7 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         "threads": settings.threads or (verify.threads if threads_given else threads.cores()),
     }
     draft_flags: list[dict[str, Any]] = []
-    drafter = ""
+    drafter = Drafter(None)
     if settings.draft:
         drafting = {
             "proposers": settings.proposers or None,
@@ -136,10 +137,9 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         draft = _loaded("draft", config, {"port": settings.draft_port, **drafting})
         if settings.trained_drafter and not draft.draft_model_path:
             chosen = draft.proposers if "proposers" in draft.model_fields_set else []
-            drafting["proposers"], drafter = with_trained(draft.model or verify.model, chosen)
-            if drafter:
-                tree = _TREE if verify.precision == "fp32" else _TREE_BESIDE_ROUNDED
-                drafting |= _unset(draft, {**_TRAINED, **tree})
+            drafter = drafter_for(draft.model or verify.model, verify.precision, chosen)
+            drafting["proposers"] = drafter.proposers
+            drafting |= _unset(draft, drafter.draft)
         for replica in range(settings.drafts):
             wanted = draft.port + replica if draft.port else 0
             draft_flags.append(
@@ -150,7 +150,7 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
                     "port": _port(draft.host, wanted, "draft-port"),
                     "threads": draft.threads
                     if "threads" in draft.model_fields_set
-                    else min(threads.cores(), _TRAINED_THREADS if drafter else 1),
+                    else min(threads.cores(), _DRAFTER_THREADS if drafter.ours else 1),
                 }
             )
     gateway_flags: dict[str, Any] = {
@@ -167,9 +167,7 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         config,
         {**gateway_flags, "port": settings.port, "grpc_port": settings.grpc_port},
     )
-    if drafter and verify.precision != "fp32" and "tiers" not in gateway.model_fields_set:
-        # Rounds are so short there that tries cost more than they find; the small tree pays.
-        gateway_flags["tiers"] = "fixed"
+    gateway_flags |= _unset(gateway, drafter.gateway)
     gateway_flags["port"] = _port(gateway.host, gateway.port, "port")
     gateway_flags["grpc_port"] = _port(gateway.host, gateway.grpc_port, "grpc-port")
     _check_distinct([verify_flags, *draft_flags, gateway_flags])
@@ -203,25 +201,8 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         model=verify.model,
         served_name=gateway.served_name or name_of(verify.model),
         drain_s=settings.drain_s,
-        drafter=drafter,
+        drafter=drafter.said,
     )
-
-
-def with_trained(model: str, chosen: list[str]) -> tuple[list[str] | None, str]:
-    """Proposers for a target: those chosen, else the best drafter that comes with Graft, merged.
-
-    Names without a checkpoint get ours. Returns None and "" where nothing changes.
-    """
-    trained = shipped_for(model)
-    if not trained:
-        return chosen or None, ""
-    if not chosen:
-        best = trained[0]
-        length = f", {best.accept_length:.2f} tokens a round" if best.accept_length else ""
-        words = [f"merged={best.proposer}+ngram", f"{best.proposer}={best.folder}", "ngram"]
-        return words, f"{best.proposer}{length}, merged with n-gram look-up"
-    ours = {one.proposer: f"{one.proposer}={one.folder}" for one in trained}
-    return [ours.get(word, word) for word in chosen], ""
 
 
 def name_of(model: str) -> str:
@@ -238,14 +219,8 @@ def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# How a drafter that comes with Graft runs fastest beside its target on one machine: bytes of
-# weights bound its step, and old states bring little.
-_TRAINED: dict[str, Any] = {"draft_model_quantization": "q8_0", "feature_window": 256}
-# Sixteen rows of a float32 target cost hardly more than one; rounded weights bear four.
-_TREE = {"num_steps": 4, "eagle_topk": 4, "num_draft_tokens": 16}
-_TREE_BESIDE_ROUNDED = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}
 # It drafts while verify waits, so both may have the cores.
-_TRAINED_THREADS = 2
+_DRAFTER_THREADS = 2
 
 
 def _unset(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:

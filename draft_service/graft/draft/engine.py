@@ -21,7 +21,7 @@ from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import ChainBroken, Mirror
 from graft.draft.predicted import Predictions
 from graft.draft.prepare import Preparer
-from graft.draft.proposers.base import Foreseen, Proposal, Proposer, Seat, Wire
+from graft.draft.proposers.base import Follower, Foreseen, Proposal, Proposer, Seat, Wire
 from graft.draft.sendable import messages
 from graft.v1.tree_pb2 import CandidateTree
 
@@ -96,6 +96,7 @@ class Proposed:
     verbatim: the proposer wrote the messages itself, so they pass unchecked.
     elapsed_s: how long the proposer worked, for all sessions of its batch.
     ahead: the prefix is not committed, only likely to be.
+    behind: the proposer still reads what came before; there is nothing until it has.
     """
 
     key: int
@@ -106,6 +107,7 @@ class Proposed:
     verbatim: bool = False
     elapsed_s: float = 0.0
     ahead: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Engine:
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
         self._sessions: dict[int, _Attended] = {}
         self._ready: dict[int, _Attended] = {}
+        self._behind: dict[int, _Attended] = {}
         self._outcomes: list[Outcome] = []
         self._known_to_fail: set[str] = set()
         self._busy_s = 0.0
@@ -195,6 +198,8 @@ class Engine:
             self._working_since = started = time.perf_counter()
             if events:
                 self.step(events)
+            elif self._behind:
+                self.follow()
             else:
                 self.look_ahead()
             self._working_since = None
@@ -205,7 +210,8 @@ class Engine:
         events: list[Event] = []
         while True:
             try:
-                event = self._inbox.get(block=not events and not self._preparer.wants_work)
+                idle = not (events or self._behind or self._preparer.wants_work)
+                event = self._inbox.get(block=idle)
             except Empty:
                 return events
             if event is None:
@@ -226,6 +232,27 @@ class Engine:
                 )
             )
         self._flush()
+
+    def follow(self) -> None:
+        """Has sessions that are behind read on, and propose as soon as they are not."""
+        name = next(iter(self._behind.values())).proposer
+        follower = self._proposers[name]
+        assert isinstance(follower, Follower), "behind with a proposer that cannot follow"
+        batch = [one for one in self._behind.values() if one.proposer == name]
+        seats = [one.seat for one in batch if one.seat is not None]
+        try:
+            before = [follower.behind(seat) for seat in seats]
+            follower.follow(seats)
+            still = [follower.behind(seat) for seat in seats]
+        except Exception as error:
+            self._failed(name, batch, error)
+            return
+        for one, was, now in zip(batch, before, still, strict=True):
+            if not now:
+                self._ready[one.key] = one
+            if not now or now >= was:  # who cannot read on is asked again after the next commit
+                del self._behind[one.key]
+        self.step(())
 
     def step(self, events: Sequence[Event]) -> None:
         """Applies `events` and proposes for every session with a new prefix. The thread's body."""
@@ -313,6 +340,7 @@ class Engine:
     def _propose(self, name: str, batch: list[_Attended]) -> None:
         """One batch of one proposer; every session of it gets exactly one outcome."""
         seated = [session for session in batch if self._seat(name, session)]
+        batch, seated = self._without_behind(name, batch, seated)
         started = time.perf_counter()
         made: dict[int, Proposal] = {}
         seen: dict[int, Foreseen] = {}
@@ -330,6 +358,28 @@ class Engine:
             self._outcomes.append(
                 self._proposed(session, name, made.get(key), seen.get(key), elapsed_s)
             )
+
+    def _without_behind(
+        self, name: str, batch: list[_Attended], seated: list[_Attended]
+    ) -> tuple[list[_Attended], list[_Attended]]:
+        """Those that are not behind; verify is told of the others, once."""
+        proposer = self._proposers[name]
+        if not isinstance(proposer, Follower):
+            return batch, seated
+        late = {
+            one.key: one for one in seated if one.seat is not None and proposer.behind(one.seat)
+        }
+        for key, one in late.items():
+            if key not in self._behind:
+                prefix = one.mirror.prefix
+                self._outcomes.append(
+                    Proposed(key, name, len(prefix), prefix.digest, (), behind=True)
+                )
+        self._behind |= late
+        return (
+            [one for one in batch if one.key not in late],
+            [one for one in seated if one.key not in late],
+        )
 
     def _made(
         self, name: str, batch: list[_Attended]
@@ -379,6 +429,7 @@ class Engine:
         return True
 
     def _unseat(self, session: _Attended) -> None:
+        self._behind.pop(session.key, None)
         if session.seat is None:
             return
         self._preparer.forget(session.key)

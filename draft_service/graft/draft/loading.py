@@ -20,6 +20,7 @@ MODEL_PROPOSERS = ("standalone", "eagle", "eagle3", "mtp", "dflash", "uno")
 
 # num_steps, topk and num_draft_tokens where none of them is given.
 _CHAIN = (3, 1, 4)
+_LONG_CHAIN = (7, 1, 8)
 _BUSH = (5, 4, 8)
 
 
@@ -72,14 +73,17 @@ def checkpoint_path(settings: DraftSettings, name: str) -> str:
     return path
 
 
-def default_tier(settings: DraftSettings, name: str, target_architecture: str = "") -> Tier:
+def default_tier(
+    settings: DraftSettings, name: str, target_architecture: str = "", itself: bool = False
+) -> Tier:
     """The tier where a request names only the proposer.
 
     Without settings, EAGLE heads of Llama models grow bushes and everything else chains, as in
-    SGLang. A chain of S steps has S + 1 nodes, whatever was asked for.
+    SGLang; those of a drafter that is its target, `itself`, are long, as it is hardly ever wrong. A
+    chain of S steps has S + 1 nodes, whatever was asked for.
     """
     bushy = name != "standalone" and target_architecture == "LlamaForCausalLM"
-    steps, topk, nodes = _BUSH if bushy else _CHAIN
+    steps, topk, nodes = _LONG_CHAIN if itself else _BUSH if bushy else _CHAIN
     steps, topk = settings.num_steps or steps, settings.eagle_topk or topk
     nodes = settings.num_draft_tokens or max(nodes, steps + 1)
     if topk == 1 and nodes != steps + 1:
@@ -143,8 +147,6 @@ def _warn_of_inactive(settings: DraftSettings, name: str) -> None:
         reasons["enable_multi_layer_eagle"] = "it has no MTP layers"
     if settings.draft_model_quantization != "none" and name == "uno":
         reasons["draft_model_quantization"] = "it is its target, exactly"
-    elif settings.draft_model_quantization == "stored" and name != "standalone":
-        reasons["draft_model_quantization"] = "its weights are stored without blocks"
     if settings.torch_compile and not _grows_by_steps(settings, name):
         reasons["torch_compile"] = "it does not draft level by level"
     if name == "dflash":

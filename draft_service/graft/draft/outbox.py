@@ -38,11 +38,19 @@ class Outbox:
             last = self._fresh()
         last.trees.append(tree)
 
-    def empty(self, session_id: int, prefix_length: int, prefix_digest: int) -> None:
-        """Says that there is nothing to propose for a prefix."""
+    def empty(
+        self, session_id: int, prefix_length: int, prefix_digest: int, behind: bool = False
+    ) -> None:
+        """Says that there is nothing to propose for a prefix.
+
+        behind: nor for those after it, until a tree comes.
+        """
         self._last().empties.append(
             EmptyProposal(
-                session_id=session_id, prefix_length=prefix_length, prefix_digest=prefix_digest
+                session_id=session_id,
+                prefix_length=prefix_length,
+                prefix_digest=prefix_digest,
+                behind=behind,
             )
         )
 

@@ -336,6 +336,9 @@ class Roster:
             withheld = session.credits.take(tree.prefix_length, tree.prefix_digest)
             if withheld is not None:
                 metrics.withheld.labels(withheld).inc()
+                if withheld == "stale" and not made.ahead:
+                    # Verify went on without it; it learns how long to wait for the next one.
+                    outbox.empty(session.session_id, tree.prefix_length, tree.prefix_digest)
                 continue
             outbox.tree(tree)
             metrics.trees.labels(made.proposer).inc()
@@ -347,8 +350,10 @@ class Roster:
             if session.credits.take(made.prefix_length, made.prefix_digest) is None:
                 outbox.empty(session.session_id, made.prefix_length, made.prefix_digest)
         elif not made.trees:
-            if (made.prefix_length, made.prefix_digest) == session.credits.prefix:
-                outbox.empty(session.session_id, made.prefix_length, made.prefix_digest)
+            if (made.prefix_length, made.prefix_digest) == session.credits.prefix or made.behind:
+                outbox.empty(
+                    session.session_id, made.prefix_length, made.prefix_digest, made.behind
+                )
                 metrics.empties.labels(made.proposer).inc()
             else:
                 metrics.withheld.labels("stale").inc()

@@ -61,10 +61,11 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
             raise InvalidArgument(f"proposer {name} is named twice", field="proposers")
         asked.append(word)
         if name == MERGED:
-            model = _merged_model(path, settings.proposers)
-            if model not in made:
-                made[model] = models.load(model, _path_of(model, settings.proposers))
-            made[MERGED] = MergedProposer(ngram, made[model])
+            sources = _merged_models(path, settings.proposers)
+            for source in sources:
+                if source not in made:
+                    made[source] = models.load(source, _path_of(source, settings.proposers))
+            made[MERGED] = MergedProposer(ngram, *(made[source] for source in sources))
         elif name == "ngram":
             made[name] = ngram
         elif name not in made:
@@ -72,23 +73,23 @@ def make_proposers(settings: DraftSettings) -> list[Proposer]:
     return [made[word.partition("=")[0]] for word in asked]
 
 
-def _merged_model(sources: str, words: Sequence[str]) -> str:
-    """The model that merged trees are made with, of ``eagle3+ngram``, or the first one loaded.
+def _merged_models(sources: str, words: Sequence[str]) -> list[str]:
+    """The models that merged trees are made with, of ``eagle3+ngram``, or the first one loaded.
 
     Raises:
-        InvalidArgument: there is none, or more than one.
+        InvalidArgument: there is none, or more than two.
     """
     names = [name for name in sources.split("+") if name and name != "ngram"]
     if not sources:
         listed = [word.partition("=")[0] for word in words]
         names = [name for name in listed if name in MODEL_PROPOSERS][:1]
-    if len(names) != 1 or names[0] not in MODEL_PROPOSERS:
+    if not 1 <= len(set(names)) == len(names) <= 2 or not set(names) <= set(MODEL_PROPOSERS):
         raise InvalidArgument(
-            f"merged takes ngram and one of {', '.join(MODEL_PROPOSERS)}, for example "
+            f"merged takes ngram and one or two of {', '.join(MODEL_PROPOSERS)}, for example "
             f"merged=eagle3+ngram, not {sources or 'nothing'!r}",
             field="proposers",
         )
-    return names[0]
+    return names
 
 
 def _path_of(name: str, words: Sequence[str]) -> str:

@@ -86,8 +86,8 @@ class DraftSettings(ServiceSettings):
     draft_model_quantization: Literal["none", "q8_0", "stored"] = Field(
         "none",
         description="Round the drafter's matrices to blocks of 8 bits: a quarter of the bytes, for "
-        "a little acceptance; stored keeps the blocks of STANDALONE's GGUF file. UNO, which is its "
-        "target, and torch kernels keep float32.",
+        "a little acceptance; with stored STANDALONE keeps the blocks of its GGUF file, if it has "
+        "one. UNO, which is its target, and torch kernels keep float32.",
     )
     torch_compile: bool = Field(
         False,

@@ -89,7 +89,8 @@ def _commands(
         yield _tree(tree, stream, limits, arrived)
     for empty in message.empties:
         name = (empty.prefix_length, empty.prefix_digest)
-        yield _offer(empty.session_id, name, Proposal(None, arrived=arrived, stream=stream))
+        nothing = Proposal(None, behind=empty.behind, arrived=arrived, stream=stream)
+        yield _offer(empty.session_id, name, nothing)
     for leave in message.leaves:
         yield _leave(stream, leave.session_id)
 

@@ -114,7 +114,7 @@ class Session:
         self.expecting = request.speculate
         self.draft_latency_s: float | None = None
         self.patience = Patience()
-        self._ahead = False
+        self._ahead = self._behind = False
         self._wait_s = math.inf
         self.num_rounds = 0
         self.num_drafted = 0
@@ -193,6 +193,8 @@ class Session:
             return Turn(None, reason, decided, proposal.draft_s)
         if not (self.request.speculate or self.streams):
             return Turn(None, PlainReason.PLAIN_REASON_OFF, self.since)
+        if self._behind:
+            return Turn(None, PlainReason.PLAIN_REASON_EMPTY, self.since)
         missing = (
             PlainReason.PLAIN_REASON_LATE if self.streams else PlainReason.PLAIN_REASON_NO_DRAFTER
         )
@@ -227,6 +229,9 @@ class Session:
         self, name: PrefixName, proposal: Proposal, now: float
     ) -> tuple[PrefixName, Proposal, TreeRefusal.ValueType] | None:
         """Takes a proposal for the prefix of `name`; returns what is dropped for it, and why."""
+        if proposal.behind:
+            self.expecting, self._behind = False, True
+            return None
         if name == self._name and not self.in_step:
             if proposal.refused and self.has_tree:
                 return None
@@ -249,6 +254,7 @@ class Session:
 
     def _show_up(self, name: PrefixName, latency_s: float) -> None:
         """A tree that came within its deadline, even for a prefix now passed, is worth waiting."""
+        self._behind = False
         self.patience.came(self.session_id, name, latency_s)
         former = self.draft_latency_s
         self.draft_latency_s = (
@@ -267,6 +273,7 @@ class Session:
         """A drafter is gone; with none left there is nothing to wait for."""
         self.streams.discard(stream)
         self.told.discard(stream)
+        self._behind = False
         if not self.streams:
             self.expecting = False
 

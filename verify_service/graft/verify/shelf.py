@@ -19,12 +19,14 @@ PrefixName = tuple[int, int]
 class Proposal:
     """What a drafter says about one prefix.
 
-    tree is None when it has nothing to propose, or when its tree was refused. probs: what each
+    tree is None when it has nothing to propose, or when its tree was refused. behind: nor will it
+    have, until it sends a tree. probs: what each
     drafted node was drawn from; one_hot: nothing was drawn. Only some accept rules look at them.
     """
 
     tree: Tree | None
     refused: bool = False
+    behind: bool = False
     draft_s: float = 0.0
     arrived: float = 0.0
     stream: int = 0

@@ -5,6 +5,7 @@ The one file that knows every kind; what a kind needs is in the file of its name
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,6 +41,9 @@ from graft.models.load import load_target, read_config
 from graft.models.storage import Precision, resolve_for, storage_of
 
 _log = log.get("loading")
+
+# Rows that a drafter reads at once; commits are looked at between.
+_CHUNK_OF_A_HEAD, _CHUNK_OF_A_MODEL = 256, 64
 
 
 class Workshop:
@@ -78,8 +82,7 @@ class Workshop:
     @cached_property
     def ops(self) -> Ops:
         """As the settings want a drafter's matrices held."""
-        wanted = self._settings.draft_model_quantization
-        if wanted == "none":
+        if self._settings.draft_model_quantization == "none":
             return self.exact_ops
         if not self.exact_ops.keeps_blocks:
             _log.warning(
@@ -87,7 +90,7 @@ class Workshop:
                 setting="draft_model_quantization",
                 reason="torch kernels hold float32",
             )
-        return quantised(self.exact_ops) if wanted == "q8_0" else self.exact_ops
+        return quantised(self.exact_ops)
 
     @cached_property
     def target(self) -> Borrowed:
@@ -111,12 +114,6 @@ class Workshop:
         stored = self._settings.draft_model_quantization == "stored"
         precision = Precision.AUTO if stored else Precision.FP32
         files = resolve_for(path, precision)
-        if stored and files.gguf is None:
-            _log.warning(
-                "setting is inactive",
-                setting="draft_model_quantization",
-                reason=f"{files.name} has no GGUF file",
-            )
         storage = storage_of(files, read_config(files), precision)
         model = load_target(files, self.ops, storage=storage)
         if self._settings.model and self.target.tokenizer_digest != model.tokenizer_digest:
@@ -126,8 +123,8 @@ class Workshop:
         layers = model.config.num_layers
         detail = f"{files.name}, a decoder of {layers} layers, {model.precision}"
         name = Kind.STANDALONE.value
-        tier = default_tier(self._settings, name)
-        options = self._options(tier, detail, model.tokenizer_digest)
+        tier = default_tier(self._settings, name, itself=path == self._settings.model)
+        options = self._options(tier, detail, model.tokenizer_digest, _CHUNK_OF_A_MODEL)
         return StandaloneProposer(name, self._stepped(DecoderNet(model)), self.ops, options)
 
     def _eagle(self, checkpoint: Checkpoint) -> Proposer:
@@ -214,6 +211,7 @@ class Workshop:
             mask=mask if mask is not None and settings.uno_noise == "mask" else -1,
         )
         options = self._options_of(checkpoint, shape.tier(name))
+        options = replace(options, chunk_rows=_CHUNK_OF_A_MODEL)
         return UnoProposer(name, UnoNet(model, adapters), ops, options, tokens)
 
     def _options_of(self, checkpoint: Checkpoint, tier: Tier | None = None) -> ModelOptions:
@@ -224,9 +222,12 @@ class Workshop:
         detail = f"{checkpoint.folder.resolve().name} for {target.name}"
         return self._options(tier, detail, target.tokenizer_digest)
 
-    def _options(self, tier: Tier, detail: str, digest: str) -> ModelOptions:
+    def _options(
+        self, tier: Tier, detail: str, digest: str, chunk_rows: int = _CHUNK_OF_A_HEAD
+    ) -> ModelOptions:
         return ModelOptions(
             tier=tier,
+            chunk_rows=chunk_rows,
             kv_tokens=self._settings.kv_tokens,
             detail=detail,
             tokenizer_digest=digest,

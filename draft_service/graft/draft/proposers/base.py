@@ -167,6 +167,22 @@ class Foreseer(Proposer, Protocol):
         ...
 
 
+@runtime_checkable
+class Follower(Proposer, Protocol):
+    """A proposer that needs long to read what came before, and can do so piece by piece.
+
+    While a seat is behind, it is not asked for proposals, and verify does not wait for them.
+    """
+
+    def behind(self, seat: Seat) -> int:
+        """Tokens of its prefix that the seat lacks; 0 where a proposal may wait for them."""
+        ...
+
+    def follow(self, seats: Sequence[Seat]) -> None:
+        """Reads a piece of what the seats lack; one that cannot be read stays as it is."""
+        ...
+
+
 def chain(seat: Seat, tokens: Sequence[int]) -> Tree | None:
     """A tree without branches under the seat's root, cut to its tier; None when nothing is left."""
     length = min(len(tokens), seat.tier.num_steps, seat.tier.num_draft_tokens - 1)

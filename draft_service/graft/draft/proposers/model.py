@@ -9,8 +9,6 @@ Knows lanes, features and trees; what is computed is behind `DraftNet`.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,9 +41,8 @@ class ModelOptions:
 
     tier: default depth, width and nodes.
     kv_tokens: tokens of all sessions whose keys and values may be held.
-    chunk_rows: most rows of a catch-up forward. A lane that lacks more than one chunk catches up
-        over several calls, so that a long prompt holds nobody up for long.
-    catch_up_s: how long one call goes on with such lanes when no other session waits.
+    chunk_rows: most rows of a catch-up forward. A lane that lacks more than that is behind: it
+        catches up a chunk at a time while rounds go on, so that a long prompt holds nobody up.
     window_rows: rows of features that are kept behind a lane, for a state that is opened anew.
     detail: a sentence for people. tokenizer_digest: that of the drafter's tokenizer.
     """
@@ -53,7 +50,6 @@ class ModelOptions:
     tier: Tier
     kv_tokens: int = 65536
     chunk_rows: int = 256
-    catch_up_s: float = 0.25
     window_rows: int = 1024
     detail: str = ""
     tokenizer_digest: str = ""
@@ -120,7 +116,7 @@ class ModelProposer:
         left = [place for place in range(len(batch)) if place not in made]
         if left:
             rest = [batch[place] for place in left]
-            ready = self.catch_up(rest, self.options.catch_up_s)
+            ready = self.catch_up(rest)
             made |= dict(zip(left, self.grow(rest, ready, wide), strict=True))
         return [made[place] for place in range(len(batch))]
 
@@ -192,13 +188,36 @@ class ModelProposer:
             return None
         return store.rows(first, stop), store.fused
 
-    def catch_up(self, batch: Sequence[Seat], budget_s: float = math.inf) -> list[int]:
+    def behind(self, seat: Seat) -> int:
+        """Rows that are lacking of what is known and can be run, where they are over a chunk."""
+        lacking = min(self.goal(seat), self._known(seat)) - state_of(seat).lane.length
+        return lacking if lacking > self.options.chunk_rows else 0
+
+    def follow(self, seats: Sequence[Seat]) -> None:
+        """Runs one chunk of what the lanes lack."""
+        with torch.inference_mode():
+            if lacking := self._lacking(seats):
+                self._run_chunk(seats, lacking)
+
+    def catch_up(self, batch: Sequence[Seat]) -> list[int]:
         """Runs what the lanes lack of their prefixes; the places in `batch` that lack nothing now.
 
-        Prefixes that do not fit, features that are not there, and more rows than `budget_s` is
-        enough for leave a lane behind.
+        Prefixes that do not fit and features that are not there leave a lane as it is.
         """
-        behind: dict[int, int] = {}
+        lacking = self._lacking(batch)
+        while lacking:
+            self._run_chunk(batch, lacking)
+        ready = []
+        for place, seat in enumerate(batch):
+            state = state_of(seat)
+            if state.lane.length == self.goal(seat) and state.hidden is not None:
+                ready.append(place)
+            self._forget_features(seat)
+        return ready
+
+    def _lacking(self, batch: Sequence[Seat]) -> dict[int, int]:
+        """By place, how far the lanes that lack something can be run, with pages for it."""
+        lacking: dict[int, int] = {}
         for place, seat in enumerate(batch):
             state = state_of(seat)
             self._begin(seat)
@@ -209,15 +228,8 @@ class ModelProposer:
                 _log.warning("session drafts nothing", proposer=self.name, reason=str(error))
                 continue
             if stop > state.lane.length:
-                behind[place] = stop
-        self._run_behind(batch, behind, budget_s)
-        ready = []
-        for place, seat in enumerate(batch):
-            state = state_of(seat)
-            if state.lane.length == self.goal(seat) and state.hidden is not None:
-                ready.append(place)
-            self._forget_features(seat)
-        return ready
+                lacking[place] = stop
+        return lacking
 
     def _begin(self, seat: Seat) -> None:
         """Takes over what stays of the last tree and lets go of the rest."""
@@ -235,25 +247,6 @@ class ModelProposer:
         window = self.options.window_rows
         if features is not None and length - features.start > 2 * window:
             features.forget(length - window)
-
-    def _run_behind(self, batch: Sequence[Seat], behind: dict[int, int], budget_s: float) -> None:
-        """Runs short gaps first, then long ones while there is time, one chunk at least."""
-        chunk = self.options.chunk_rows
-        far = {
-            place: stop
-            for place, stop in behind.items()
-            if stop - state_of(batch[place]).lane.length > chunk
-        }
-        near = {place: stop for place, stop in behind.items() if place not in far}
-        alone = len(far) == len(batch)
-        while near:
-            self._run_chunk(batch, near)
-        started = time.perf_counter()
-        while far:
-            self._run_chunk(batch, far)
-            spent_s = time.perf_counter() - started
-            if spent_s >= budget_s or (not alone and budget_s < math.inf):
-                return
 
     def goal(self, seat: Seat) -> int:
         """The length of a lane that holds all that is committed."""
@@ -378,12 +371,12 @@ class ModelProposer:
             state.lane.base = state.lane.length = features.start
             state.hidden = None
 
-    def _run_chunk(self, batch: Sequence[Seat], behind: dict[int, int]) -> None:
-        """One forward over at most `chunk_rows` rows; places that are done leave `behind`."""
+    def _run_chunk(self, batch: Sequence[Seat], lacking: dict[int, int]) -> None:
+        """One forward over at most `chunk_rows` rows; places that are done leave `lacking`."""
         parts, tokens, features = [], [], []
         taken: list[tuple[int, int]] = []
         room = self.options.chunk_rows
-        for place, stop in behind.items():
+        for place, stop in lacking.items():
             seat, lane = batch[place], state_of(batch[place]).lane
             end = min(stop, lane.length + room)
             if end <= lane.length:
@@ -408,8 +401,8 @@ class ModelProposer:
             state = state_of(batch[place])
             state.lane.length = end
             state.hidden = hidden[row].clone()
-            if end == behind[place]:
-                del behind[place]
+            if end == lacking[place]:
+                del lacking[place]
 
     def _fused(self, seat: Seat, first: int, stop: int) -> Tensor:
         store = seat.mirror.features

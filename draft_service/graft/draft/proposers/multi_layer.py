@@ -84,14 +84,14 @@ class MultiLayerProposer(ModelProposer):
             trees[place] = chain_of(batch[place], state.guesses)
         return trees
 
-    def _run_chunk(self, batch: Sequence[Seat], behind: dict[int, int]) -> None:
+    def _run_chunk(self, batch: Sequence[Seat], lacking: dict[int, int]) -> None:
         """All steps over one window a seat, `chunk_rows` new rows in all at most.
 
-        Places that are done leave `behind`.
+        Places that are done leave `lacking`.
         """
         windows: dict[int, _Window] = {}
         room = self.options.chunk_rows
-        for place, stop in behind.items():
+        for place, stop in lacking.items():
             seat = batch[place]
             lane = state_of(seat).lane
             end = min(stop, lane.length + room)
@@ -107,8 +107,8 @@ class MultiLayerProposer(ModelProposer):
             assert isinstance(state, MultiLayerState)
             state.lane.length = window.stop
             state.guesses = window.drafted
-            if window.stop == behind[place]:
-                del behind[place]
+            if window.stop == lacking[place]:
+                del lacking[place]
 
     def _run(self, windows: Sequence[_Window]) -> None:
         """Runs every step and fills in what the windows draft."""

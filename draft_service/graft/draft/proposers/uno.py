@@ -163,7 +163,7 @@ class UnoProposer(ModelProposer):
     def propose(self, batch: Sequence[Seat]) -> Sequence[Tree | Sampled | None]:
         """One tree a seat; None where its prefix is not run yet or has no room."""
         with torch.inference_mode():
-            self.catch_up(batch, self.options.catch_up_s)
+            self.catch_up(batch)
             return self.grow(batch, range(len(batch)))
 
     def grow(
