@@ -136,8 +136,21 @@ def test_a_file_with_blocks_drafts_for_its_float32_self(blocks: Path) -> None:
     assert made.drafter == "the model's own Q4_1 blocks, merged with n-gram look-up"
     words = words_of(made)
     assert {"--draft-model-quantization=stored", "--feature-window=256"} <= words
-    gateway = next(child for child in made.children if child.name == "gateway")
-    assert "--tree-deadline-ms=500" in gateway.command
+    assert {
+        "--tree-deadline-ms=500",
+        "--tiers=field",
+        "--tier-config=long_chains",
+    } <= gateway_words(made)
+
+
+def gateway_words(made: Plan) -> set[str]:
+    return set(next(child for child in made.children if child.name == "gateway").command)
+
+
+def test_tiers_by_hand_leave_the_config_alone(blocks: Path) -> None:
+    words = gateway_words(plan(blocks, tiers="goodput"))
+    assert "--tiers=goodput" in words
+    assert not {word for word in words if word.startswith("--tier-config")}
 
 
 def test_served_from_its_blocks_it_does_not(blocks: Path) -> None:

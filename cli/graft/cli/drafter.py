@@ -28,7 +28,11 @@ _TREE_BESIDE_ROUNDED = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 4}
 # The target itself from its file's blocks is hardly ever wrong, so it drafts long chains, and these
 # take longer than a tree is usually waited for. Long prompts are left to the head, if there is one.
 _ITSELF: dict[str, Any] = {"draft_model_quantization": "stored", "feature_window": 256}
-_BESIDE_ITSELF: dict[str, Any] = {"tree_deadline_ms": 500}
+_BESIDE_ITSELF: dict[str, Any] = {
+    "tree_deadline_ms": 500,
+    "tiers": "field",
+    "tier_config": "long_chains",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,10 @@ def make_plan(settings: UpSettings, config: Path | None) -> Plan:
         config,
         {**gateway_flags, "port": settings.port, "grpc_port": settings.grpc_port},
     )
-    gateway_flags |= _unset(gateway, drafter.gateway)
+    ours = _unset(gateway, drafter.gateway)
+    if "tiers" not in ours:
+        ours.pop("tier_config", None)
+    gateway_flags |= ours
     gateway_flags["port"] = _port(gateway.host, gateway.port, "port")
     gateway_flags["grpc_port"] = _port(gateway.host, gateway.grpc_port, "grpc-port")
     _check_distinct([verify_flags, *draft_flags, gateway_flags])

@@ -89,6 +89,7 @@ class DraftService(DraftServiceServicer):
                     max_nodes=info.max_nodes,
                     max_depth=info.max_depth,
                     detail=info.detail,
+                    sources=info.sources,
                 )
                 for name, info in parts.infos.items()
             ],

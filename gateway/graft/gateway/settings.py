@@ -60,7 +60,8 @@ class GatewaySettings(ServiceSettings):
     )
     tier_config: str = Field(
         "default",
-        description="For tiers=field: default, conservative, aggressive or an SGLang JSON file.",
+        description="For tiers=field: default, conservative, aggressive, long_chains or an SGLang "
+        "JSON file.",
     )
     tree_deadline_ms: int = Field(
         50, ge=0, le=10_000, description="How long a round waits for a tree."

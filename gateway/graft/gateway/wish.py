@@ -79,7 +79,9 @@ def choose_tier(
             return ChosenTier(tier, "off" if tier.off else f"{found.name}-custom")
     if tier.off:
         return ChosenTier(tier)
-    offers = tuple(map(offer_of, proposers)) if wish == "auto" else ()
+    within = set(found.sources)
+    apart = [proposer for proposer in proposers if proposer.name not in within]
+    offers = tuple(map(offer_of, apart)) if wish == "auto" else ()
     return ChosenTier(tier, found.name, offers=offers)
 
 

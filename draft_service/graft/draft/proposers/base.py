@@ -50,6 +50,7 @@ class ProposerInfo:
         but the root, from their `start` on: after a commit of n tokens those of n positions more,
         the former root's first.
     foresees: it is a `Foreseer`, so a tier's look-ahead is honoured.
+    sources: names of the proposers it is made of.
     """
 
     default_tier: Tier
@@ -60,6 +61,7 @@ class ProposerInfo:
     tokenizer_digest: str = ""
     needs: FeatureNeed | None = None
     foresees: bool = False
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -94,6 +94,7 @@ class MergedProposer:
             detail=f"{' and '.join(names)} in one tree",
             needs=next((info.needs for info in infos if info.needs is not None), None),
             foresees=all(info.foresees for info in infos),
+            sources=tuple(names),
         )
 
     def open(self, mirror: Mirror) -> object:

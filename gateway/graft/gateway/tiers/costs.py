@@ -19,6 +19,7 @@ _HIT_PRIOR = 0.6
 _LATE_SHARE = 0.95
 _LATE_FACTOR = 2.0
 _SURPRISE = 0.15
+_FIRST_MOST = 1.6
 _FACTOR_SHARE = 0.02
 
 
@@ -44,7 +45,7 @@ class VerifyTable:
         if gauge is None:
             guessed = _interpolated(table, bucket) if table else level_s
             gauge = table[bucket] = Gauge(_FLOOR_S)
-            gauge.add(level_s)
+            gauge.add(min(level_s, _FIRST_MOST * guessed) if len(table) > 2 else level_s)
             self._curves.clear()
             self.surprised = abs(level_s - guessed) > _SURPRISE * guessed
             return False

@@ -1,4 +1,7 @@
-"""The field's adaptive config: a JSON file as SGLang reads it, and its presets.
+"""The field's adaptive config: a JSON file as SGLang reads it, its presets, and one of ours.
+
+long_chains is for a drafter that is hardly ever wrong and takes its time on the cores: long
+chains for a session or two, short ones for four, none where more fill a step by themselves.
 
 Knows keys and defaults; decides nothing.
 """
@@ -14,7 +17,7 @@ from typing import Any
 
 from graft.common.errors import InvalidArgument
 
-PRESETS = ("default", "conservative", "aggressive")
+PRESETS = ("default", "conservative", "aggressive", "long_chains")
 _FLOATS = ("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff")
 _INTS = ("update_interval", "warmup_batches")
 _KEYS = ("candidate_steps", *_FLOATS, *_INTS)

@@ -73,7 +73,7 @@ class GoodputPilot:
         running = self._trials.running
         crowded = self._crowded(seen)
         believe = running is not None
-        jumped = self._costs.add(seen, by, believe=believe, crowded=crowded)
+        jumped = self._costs.add(seen, self._timed(seen, by), believe=believe, crowded=crowded)
         cause = "cost" if jumped else ""
         if cause and seen.missing == LATE:
             cause = "late"
@@ -152,6 +152,11 @@ class GoodputPilot:
         if seen.missing == EMPTY or (seen.missing == LATE and self._since > 2 and self._in_step):
             return self.tier
         return None  # before its first tree a drafter reads the prompt; that is no drafting time
+
+    def _timed(self, seen: Seen, by: Tier | None) -> Tier | None:
+        """The tier whose cost a round shows: a first tree comes after the prompt was read."""
+        first = seen.num_drafted > 0 and not self._in_step
+        return None if first and by is not None and self._costs.draft(by.proposer).known else by
 
     def _crowded(self, seen: Seen) -> bool:
         """True when a drafter was at work for a round that had no tree in the end.
