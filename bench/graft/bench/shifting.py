@@ -21,6 +21,7 @@ from graft.common.relay import Relay
 
 ADAPTIVE = "adaptive"
 _FAR_S = 0.06
+_WARM_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ async def measure(
     answered: dict[str, list[Answered]] = {way: [] for way in ways}
     for way, client in clients.items():
         # What is slow only once is no way's fault.
-        await client.ask(Question(prompts[0].text, 8, cache_salt=f"warm-{way}"))
+        await client.ask(Question(prompts[0].text, _WARM_TOKENS, cache_salt=f"warm-{way}"))
     for place, phase in enumerate(trace):
         questions = requests_of(phase, prompts, count, max_tokens)
         relay.set_rtt(phase.rtt_s)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from graft.bench.services import Setup
     from graft.bench.shifting import Shifting
 
-_FIXED = ["eagle3", "ngram", "off"]
+_FIXED = ["merged", "ngram", "off"]
+# Long chains, and those that come from afar, take longer than a tree is usually waited for.
+_DEADLINE = "--tree-deadline-ms=500"
 
 
 def run_tiers(
@@ -85,8 +87,8 @@ async def _tiers(
     from graft.bench.shifting import ADAPTIVE, measure
     from graft.common.relay import Relay
 
-    ways = {ADAPTIVE: [f"--tiers={policy}"]}
-    ways |= {way: ["--tiers=fixed", f"--speculation={way}"] for way in fixed}
+    ways = {ADAPTIVE: [f"--tiers={policy}", _DEADLINE]}
+    ways |= {way: ["--tiers=fixed", f"--speculation={way}", _DEADLINE] for way in fixed}
     async with AsyncExitStack() as stack:
         addresses = await stack.enter_async_context(running(setup))
         relay = Relay(addresses.verify)
