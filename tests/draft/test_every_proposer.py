@@ -79,7 +79,7 @@ def script(proposer: Proposer, target: Plain, prompt: list[int], answer: list[in
 def model_of(proposer: Proposer, seat: Seat) -> tuple[ModelProposer, Seat] | None:
     """The network behind a proposer, and the seat's place there; None for look-up alone."""
     if isinstance(proposer, MergedProposer):
-        model = proposer._model
+        (model,) = proposer._models
         assert isinstance(model, ModelProposer)
         return model, proposer._model_seat(seat)
     return (proposer, seat) if isinstance(proposer, ModelProposer) else None

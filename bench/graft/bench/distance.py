@@ -7,6 +7,7 @@ distances are multiples of the time of a verify step, which is measured first.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from graft.common.sampling import Sampling
 from graft.v1 import tree_pb2
 
 MULTIPLES = (0.0, 0.5, 1.0, 2.5)
+_SETTLE_S = 0.03
 MODES = ("off", "synchronous", "lookahead")
 
 Sent = Callable[[], Awaitable[float]]
@@ -191,10 +193,21 @@ async def measure(
         for multiple, modes in points.items():
             wire.relay.set_rtt(multiple * verify_s)
             for mode, point in modes.items():
-                before = await wire.sent()
+                before = await _settled(wire.sent)
                 salt = f"{number}-{multiple}-{mode}"
                 point.passages.append(await wire.passage(mode, prompt, max_tokens, sampling, salt))
-                point.sent_bytes += await wire.sent() - before
+                point.sent_bytes += await _settled(wire.sent) - before
                 if on_passage is not None:
                     on_passage()
     return Distance(verify_s, points)
+
+
+async def _settled(sent: Sent) -> float:
+    """What was sent, once nothing more is: trees of a session that is over may be on their way."""
+    before = await sent()
+    while True:
+        await asyncio.sleep(_SETTLE_S)
+        now = await sent()
+        if now == before:
+            return now
+        before = now

@@ -123,7 +123,7 @@ class Workshop:
         layers = model.config.num_layers
         detail = f"{files.name}, a decoder of {layers} layers, {model.precision}"
         name = Kind.STANDALONE.value
-        tier = default_tier(self._settings, name, itself=path == self._settings.model)
+        tier = default_tier(self._settings, name, itself=stored and path == self._settings.model)
         options = self._options(tier, detail, model.tokenizer_digest, _CHUNK_OF_A_MODEL)
         return StandaloneProposer(name, self._stepped(DecoderNet(model)), self.ops, options)
 
