@@ -31,12 +31,16 @@ _ASK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to serve. config: a file of further settings, as of `graft up --config`."""
+    """What to serve. config: a file of further settings, as of `graft up --config`.
+
+    trained_drafter: as of `graft up`; without it, the draft service's own default drafts.
+    """
 
     model: str
     precision: str
     threads: int
     config: Path | None = None
+    trained_drafter: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ async def running(setup: Setup) -> AsyncIterator[Addresses]:
         f"--draft-port={draft}",
         "--drain-s=1",
     ]
+    if not setup.trained_drafter:
+        words.append("--no-trained-drafter")
     if setup.config is not None:
         words.append(f"--config={setup.config}")
     with tempfile.TemporaryFile("w+") as said:

@@ -107,7 +107,9 @@ async def _rounds(
     from graft.common.sampling import Sampling
 
     say("starting the services", 0.0)
-    async with running(Setup(model, precision, threads, config)) as addresses:
+    # Both sides draft alike: with what the draft service's settings name.
+    setup = Setup(model, precision, threads, config, trained_drafter=False)
+    async with running(setup) as addresses:
         async with Client(addresses.url) as client:
             tokens = [await client.tokenize(question) for question in questions]
         say("loading the same target here", 0.0)
