@@ -7,6 +7,7 @@ import asyncio
 import uvloop
 
 from graft.common import log
+from graft.common.heap import settle
 from graft.common.server import wait_for_signal
 from graft.gateway.server import GatewayServer
 from graft.gateway.settings import GatewaySettings
@@ -31,6 +32,7 @@ async def _serve(settings: GatewaySettings) -> None:
     arrived = asyncio.create_task(wait_for_signal())
     await asyncio.sleep(0)
     await server.start()
+    settle()
     name = await arrived
     _log.info("draining", signal=name)
     await server.stop(settings.drain_s)

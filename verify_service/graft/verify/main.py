@@ -8,6 +8,7 @@ import sys
 import uvloop
 
 from graft.common import log
+from graft.common.heap import settle
 from graft.common.server import wait_for_signal
 from graft.verify.server import VerifyServer
 from graft.verify.settings import VerifySettings
@@ -42,6 +43,7 @@ async def _serve(settings: VerifySettings) -> None:
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
+            settle()
             warming = asyncio.ensure_future(server.warm())
         _log.info("stopping", signal=await stopped)
     finally:

@@ -5,7 +5,6 @@ Knows trees and committed tokens; knows no schema and no logits. One thread uses
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from graft.common.errors import GraftError, InvalidArgument
+from graft.common.heap import working_time
 from graft.common.tree import Tree
 from graft.kernels.cpu.grammar import TraversingMatcher, fill_tree_bitmask
 from graft.kernels.reference.grammar import ALL_ALLOWED, Matcher, is_allowed, words_of
@@ -62,7 +62,7 @@ class SessionGrammar:
         """
         if self.failure is not None:
             return None
-        started = time.thread_time()
+        started = working_time()
         bitmask = fill_tree_bitmask(self._matcher, tree, self._vocab_size)
         if bool((bitmask[0] == ALL_ALLOWED).all()) and self._is_stuck():
             self.failure = InvalidArgument(
@@ -71,7 +71,7 @@ class SessionGrammar:
             )
             return None
         self._hold_back(bitmask, tree, tuple(held_back), held_depth)
-        self._count(time.thread_time() - started)
+        self._count(working_time() - started)
         return None if self.failure is not None else bitmask
 
     def allows(self, row: Tensor, token: int) -> bool:
@@ -80,12 +80,12 @@ class SessionGrammar:
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Advances by tokens that were decided under `rows`."""
-        started = time.thread_time()
+        started = working_time()
         for token in tokens:
             if not self._matcher.accept_token(token):
                 self.failure = GraftError(f"a token was committed against {self._name}")
                 return
-        self._count(time.thread_time() - started, steps=0)
+        self._count(working_time() - started, steps=0)
 
     def _is_stuck(self) -> bool:
         """True when nothing may follow although the text has not ended."""

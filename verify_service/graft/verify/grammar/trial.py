@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from graft.common.heap import working_time
 from graft.kernels.reference.grammar import words_of
 from graft.v1.sampling_pb2 import GrammarKind
 from graft.verify.grammar.refused import SchemaRefused
@@ -52,7 +52,7 @@ def _follow(source: Source, matcher: Any, num_steps: int) -> None:
     """Walks the grammar by tokens it allows, as a model without a plan would."""
     choice = random.Random(0)
     for step in range(num_steps):
-        started = time.thread_time()
+        started = working_time()
         allowed = _allowed(source, matcher)
         if not len(allowed) and not step:
             raise SchemaRefused("it allows no text at all")
@@ -60,7 +60,7 @@ def _follow(source: Source, matcher: Any, num_steps: int) -> None:
         if not going_on:
             return
         matcher.accept_token(choice.choice(going_on))
-        if time.thread_time() - started > _STEP_LIMIT_S:
+        if working_time() - started > _STEP_LIMIT_S:
             raise SchemaRefused("it takes too long to follow; make it less ambiguous")
 
 
