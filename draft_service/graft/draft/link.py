@@ -21,6 +21,7 @@ from graft.common import log
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken
 from graft.common.server import error_from_call
 from graft.common.tier import Tier
+from graft.draft.carrier import Call, Carrier, carrier_for
 from graft.draft.outbox import Outbox
 from graft.draft.pairing import agree
 from graft.draft.roster import Listener, Office, Roster, Wish
@@ -29,7 +30,6 @@ from graft.v1.verify_pb2 import DraftHello, RoundsRequest, RoundsResponse
 from graft.v1.verify_pb2_grpc import VerifyServiceStub
 
 _log = log.get("link")
-_Call = grpc.aio.StreamStreamCall[RoundsRequest, RoundsResponse]
 
 _WRITE_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S = 0.05
@@ -56,6 +56,7 @@ class Link:
         self._roster = Roster(office)
         self._wanted = asyncio.Event()
         self._ended = False
+        self._takes_lanes = True
         self._num_welcomes = 0
         self._channel = pairing.open_channel(address)
         self._task = asyncio.create_task(self._run(), name=f"link {address}")
@@ -128,9 +129,10 @@ class Link:
 
     async def _stream(self) -> GraftError:
         """One life of the stream, from hello to its end; returns why it ended."""
-        call: _Call = VerifyServiceStub(self._channel).Rounds(wait_for_ready=True)  # type: ignore[call-arg]
+        call: Call = VerifyServiceStub(self._channel).Rounds(wait_for_ready=True)  # type: ignore[call-arg]
         outbox = Outbox()
         writer: asyncio.Task[None] | None = None
+        carrier: Carrier | None = None
         try:
             try:
                 async with asyncio.timeout(self._pairing.connect_timeout_s):
@@ -139,13 +141,21 @@ class Link:
             except TimeoutError:
                 return NoReplica(f"verify replica at {self.address} did not answer")
             self._welcome(first, outbox)
+            numbers = itertools.count(1)
+            if self._takes_lanes:
+                carrier = await carrier_for(
+                    call, self.address, first, lambda message: self._take(message, next(numbers))
+                )
             writer = asyncio.create_task(
-                _write(call, outbox, self._metrics.sent_bytes), name=f"writer {self.address}"
+                _write(call, carrier, outbox, self._metrics.sent_bytes),
+                name=f"writer {self.address}",
             )
             self._metrics.links.inc()
             self._roster.take(first)
-            for sequence in itertools.count(1):
-                self._roster.take(await self._read(call, sequence))
+            if carrier is not None:
+                await carrier.follow()
+            for number in numbers:
+                self._roster.take(await self._read(call, number))
             raise AssertionError("a stream has no last number")
         except grpc.aio.AioRpcError as failure:
             return error_from_call(failure) or NoReplica(
@@ -157,12 +167,14 @@ class Link:
             _log.exception("stream failed", verify=self.address)
             return GraftError("internal error of the draft service")
         finally:
+            if carrier is not None and carrier.lost_alone:
+                self._takes_lanes = False
             if writer is not None:
                 self._metrics.links.dec()
                 writer.cancel()
             call.cancel()
 
-    async def _read(self, call: _Call, sequence: int) -> RoundsResponse:
+    async def _read(self, call: Call, sequence: int) -> RoundsResponse:
         try:
             response = await call.read()
         except asyncio.CancelledError:
@@ -172,6 +184,12 @@ class Link:
             raise NoReplica(f"lost verify replica at {self.address}") from None
         if not isinstance(response, RoundsResponse):
             raise NoReplica(f"verify replica at {self.address} ended the stream")
+        return self._in_order(response, sequence)
+
+    def _take(self, response: RoundsResponse, sequence: int) -> None:
+        self._roster.take(self._in_order(response, sequence))
+
+    def _in_order(self, response: RoundsResponse, sequence: int) -> RoundsResponse:
         if response.sequence != sequence:
             raise ProtocolBroken(
                 f"message {response.sequence} came from {self.address}, expected {sequence}"
@@ -195,13 +213,13 @@ class Link:
         self._roster.connected(outbox, limits, welcome)
 
 
-async def _write(call: _Call, outbox: Outbox, sent_bytes: Counter) -> None:
+async def _write(call: Call, carrier: Carrier | None, outbox: Outbox, sent_bytes: Counter) -> None:
     """Writes what comes into the outbox; a write that fails or takes too long ends the stream."""
     try:
         while True:
             message = await outbox.next()
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
-                await call.write(message)
+                await (carrier or call).write(message)
             sent_bytes.inc(message.ByteSize())
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, NoReplica):
         call.cancel()

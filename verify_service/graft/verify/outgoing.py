@@ -85,10 +85,15 @@ class Outgoing:
         self._changed.set()
 
     def welcome(
-        self, description: verify_pb2.VerifyServiceDescribeResponse
+        self,
+        description: verify_pb2.VerifyServiceDescribeResponse,
+        lane: verify_pb2.Lane | None = None,
     ) -> verify_pb2.RoundsResponse:
-        """The first message."""
-        return self._message(welcome=description)
+        """The first message. lane: what a drafter of this machine may go on over."""
+        message = self._message(welcome=description)
+        if lane is not None:
+            message.lane.CopyFrom(lane)
+        return message
 
     async def next(self) -> verify_pb2.RoundsResponse | None:
         """The next message; None at the end of the stream.

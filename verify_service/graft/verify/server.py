@@ -21,6 +21,7 @@ from graft.verify.engine import Engine
 from graft.verify.grammar.grammars import Grammars, can_compile
 from graft.verify.grammar.trials import Vocabulary
 from graft.verify.incoming import Identity
+from graft.verify.lanes import Lanes
 from graft.verify.loading import Loaded, load
 from graft.verify.metrics import VerifyMetrics
 from graft.verify.offer import FeatureOffer
@@ -60,6 +61,7 @@ class VerifyServer:
         self.engine: Engine | None = None
         self.grammars: Grammars | None = None
         self._grpc: GrpcServer | None = None
+        self._lanes = Lanes()
         self._service: VerifyService | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[None] | None = None
@@ -84,6 +86,8 @@ class VerifyServer:
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._service, self._grpc.server)
         await self._grpc.set_serving(False)
         port = await self._grpc.start(settings.host, settings.port)
+        if settings.lane and settings.tls is None:
+            await self._lanes.open(port)
         self._ready = loop.create_future()
         self._ready.add_done_callback(_seen)
         loaded: asyncio.Future[Loaded] = loop.create_future()
@@ -122,6 +126,7 @@ class VerifyServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._grpc.stop(_CLOSE_S)
+        self._lanes.close()
         if self.engine is not None:
             stopped = await asyncio.to_thread(self.engine.stop, _ENGINE_STOP_S)
             if not stopped:
@@ -212,6 +217,7 @@ class VerifyServer:
                 max_trees=settings.max_trees,
                 tally=scheduler.tally,
                 room=Room(settings.max_held_trees),
+                lanes=self._lanes,
                 grammars=self.grammars,
             )
         )

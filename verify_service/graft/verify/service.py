@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
 from graft.common.grammar import GRAMMAR_KINDS
+from graft.common.lane import Lane
 from graft.common.tracing import OFF, Tracing
 from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
@@ -37,6 +39,7 @@ from graft.verify.events import (
 )
 from graft.verify.grammar.grammars import Grammars
 from graft.verify.incoming import Identity, announced, check_hello, command_of
+from graft.verify.lanes import Lanes
 from graft.verify.metrics import VerifyMetrics
 from graft.verify.outgoing import Outgoing
 from graft.verify.scheduler import Scheduler
@@ -64,6 +67,7 @@ class Serving:
     max_trees: int
     tally: Tally
     room: Room
+    lanes: Lanes
     grammars: Grammars | None = None
 
 
@@ -206,19 +210,29 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         specs = announced(first.hello)
         stream = next(self._stream_numbers)
         outgoing = self._streams[stream] = Outgoing()
+        lanes: list[Lane] = []
+        offer = serving.lanes.offer(
+            lambda lane: lanes.append(self._carried(lane, stream, serving, outgoing))
+        )
         _log.info(
             "draft service joined", stream=stream, incarnation=f"{first.hello.incarnation_id:016x}"
         )
         try:
-            yield outgoing.welcome(self._describe(serving))
+            yield outgoing.welcome(self._describe(serving), offer)
             first.ClearField("hello")
             serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
             reading = self._read(self._read_rounds(first, request_iterator, stream, serving))
             outgoing.tasks = [reading, *filter(None, [asyncio.current_task()])]
             while (message := await outgoing.next()) is not None:
-                yield message
+                if lanes:
+                    await lanes[0].send(message.SerializeToString())
+                else:
+                    yield message
         finally:
             del self._streams[stream]
+            serving.lanes.withdraw(offer)
+            for lane in lanes:
+                lane.close()
             serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
             _log.info("draft service left", stream=stream)
 
@@ -276,15 +290,19 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
 
     def _dispatch(self, events: list[Event]) -> None:
         """Puts events into the queues of their streams; those of ended streams go nowhere."""
-        self._metrics.observe(events)
         now = time.monotonic()
+        of_sessions: list[SessionEvent] = []
         for event in events:
             if isinstance(event, Opened | Committed | Finished | Failed):
-                if (queue := self._sessions.get(event.session_id)) is not None:
-                    queue.put_nowait(event)
+                of_sessions.append(event)
             elif (outgoing := self._streams.get(event.stream)) is not None:
                 if not outgoing.add(event, now):
                     self._drop(event.stream)
+        # The next round waits for drafters; what clients are told can be written meanwhile.
+        for event in of_sessions:
+            if (queue := self._sessions.get(event.session_id)) is not None:
+                queue.put_nowait(event)
+        self._loop.call_soon(self._metrics.observe, events)
 
     def _drop(self, stream: int) -> None:
         """Forgets a draft service that does not read; its sessions stop waiting for it at once."""
@@ -351,20 +369,53 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         try:
             message = first
             while True:
-                command = command_of(message, stream, serving.limits, time.monotonic())
-                serving.engine.submit(command)
-                if serving.engine.num_unapplied > _MAX_UNAPPLIED:
-                    # A flood: leave the rest in the socket until the running step is over.
+                if not self._take(message, stream, serving):
                     await self._applied(serving.engine)
                 message = await anext(requests)
-                if message.HasField("hello"):
-                    raise ProtocolBroken("hello was sent twice", field="hello")
         except StopAsyncIteration:
             outgoing.close()
         except GraftError as error:
             outgoing.fail(error)
         except grpc.aio.BaseError:
             pass
+
+    def _take(self, message: verify_pb2.RoundsRequest, stream: int, serving: Serving) -> bool:
+        """Passes on what a draft service said; False in a flood.
+
+        The rest is then to be left in the socket until the running step is over.
+        """
+        if message.HasField("hello"):
+            raise ProtocolBroken("hello was sent twice", field="hello")
+        serving.engine.submit(command_of(message, stream, serving.limits, time.monotonic()))
+        return serving.engine.num_unapplied <= _MAX_UNAPPLIED
+
+    def _carried(self, lane: Lane, stream: int, serving: Serving, outgoing: Outgoing) -> Lane:
+        """Has a lane carry on a stream: what comes there is taken, and both end together."""
+
+        async def go_on() -> None:
+            await self._applied(serving.engine)
+            lane.resume()
+
+        def take(message: bytes) -> None:
+            try:
+                request = verify_pb2.RoundsRequest.FromString(message)
+            except DecodeError:
+                raise ProtocolBroken("what came over the lane is no message") from None
+            if not self._take(request, stream, serving):
+                lane.pause()
+                self._read(go_on())
+
+        def ended(lost: asyncio.Future[GraftError]) -> None:
+            error = lost.result()
+            if isinstance(error, NoReplica):
+                outgoing.close()
+            else:
+                outgoing.fail(error)
+
+        lane.on_message = take
+        lane.lost.add_done_callback(ended)
+        _log.info("lane opened", stream=stream)
+        return lane
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

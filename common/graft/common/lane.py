@@ -1,0 +1,112 @@
+"""Messages over a socket between two processes of one machine: a length, then the message.
+
+What a gRPC stream hands over costs threads and system calls of its own, several times those of the
+bytes. Knows frames; knows no message and no peer. One loop; callbacks run on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import cast
+
+from graft.common.errors import GraftError, NoReplica, ProtocolBroken
+
+_LENGTH = struct.Struct("<I")
+_HIGH_WATER_BYTES = 1 << 20
+
+
+class Lane(asyncio.Protocol):
+    """One end. `lost` is done once the other end has gone, by the reason.
+
+    on_message: called with each message that comes; a GraftError of it ends the lane.
+    max_bytes: the longest message taken.
+    """
+
+    def __init__(self, on_message: Callable[[bytes], None], max_bytes: int) -> None:
+        self.on_message = on_message
+        self.lost: asyncio.Future[GraftError] = asyncio.get_running_loop().create_future()
+        self._max_bytes = max_bytes
+        self._transport: asyncio.Transport | None = None
+        self._held = bytearray()
+        self._needed = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def send(self, message: bytes) -> None:
+        """Sends a message; waits while the other end does not read.
+
+        Raises:
+            NoReplica: the lane is lost.
+        """
+        if self._transport is None or self.lost.done():
+            raise NoReplica("the lane is lost")
+        self._transport.write(_LENGTH.pack(len(message)) + message)
+        if not self._room.is_set():
+            await self._room.wait()
+
+    def pause(self) -> None:
+        """Leaves what comes in the socket."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads on."""
+        if self._transport is not None and not self.lost.done():
+            self._transport.resume_reading()
+
+    def close(self, error: GraftError | None = None) -> None:
+        """Ends the lane, for a reason of ours."""
+        if not self.lost.done():
+            self.lost.set_result(error or NoReplica("the lane was closed"))
+        self._room.set()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The loop calls it."""
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none
+        transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """The loop calls it; a message may come in pieces, and several at once."""
+        if self._held:
+            self._held += data
+            if len(self._held) < self._needed:
+                return
+            data = bytes(self._held)
+            self._held.clear()
+        start, self._needed = 0, _LENGTH.size
+        while not self.lost.done() and len(data) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if length > self._max_bytes:
+                self.close(
+                    ProtocolBroken(
+                        f"a message of {length} bytes came, the most is {self._max_bytes}"
+                    )
+                )
+                return
+            begin, end = start + _LENGTH.size, start + _LENGTH.size + length
+            if end > len(data):
+                self._needed = end - start
+                break
+            try:
+                self.on_message(data[begin:end])
+            except GraftError as error:
+                self.close(error)
+                return
+            start = end
+        self._held += data[start:]
+
+    def pause_writing(self) -> None:
+        """The loop calls it when much waits to be sent."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """The loop calls it when little is left of that."""
+        self._room.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The loop calls it once."""
+        self.close(NoReplica("the other end of the lane has gone" + (f": {exc}" if exc else "")))

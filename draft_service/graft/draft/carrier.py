@@ -1,0 +1,111 @@
+"""A lane beside a Rounds stream: its messages travel there after the welcome, where one is offered.
+
+Knows the stream's call and bytes; knows no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from graft.common import log
+from graft.common.channel import VERIFY_MESSAGE_BYTES, is_loopback
+from graft.common.errors import NoReplica, ProtocolBroken
+from graft.common.lane import Lane
+from graft.v1 import verify_pb2
+from graft.v1.verify_pb2 import RoundsRequest, RoundsResponse
+
+_log = log.get("carrier")
+
+_CONNECT_S = 1.0
+_LAST_WORDS_S = 1.0
+
+Call = grpc.aio.StreamStreamCall[RoundsRequest, RoundsResponse]
+
+
+class Carrier:
+    """Carries messages over a lane while the call stays silent, until it says why it ends.
+
+    lost_alone: the lane has gone and the call has not, so the lane is to blame.
+    """
+
+    def __init__(self, call: Call, take: Callable[[RoundsResponse], None]) -> None:
+        """take: called with each message that comes; what it raises ends the stream."""
+        self._call = call
+        self._take = take
+        self._lane = Lane(self._came, VERIFY_MESSAGE_BYTES)
+        self._failure: Exception | None = None
+        self.lost_alone = False
+
+    async def connect(self, offer: verify_pb2.Lane) -> bool:
+        """False where the socket cannot be reached from here."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await loop.create_unix_connection(lambda: self._lane, offer.path)
+                await self._lane.send(offer.token)
+        except (OSError, TimeoutError, NotImplementedError) as error:
+            _log.info("no lane", path=offer.path, reason=str(error))
+            return False
+        return True
+
+    async def write(self, message: RoundsRequest) -> None:
+        """Sends a message.
+
+        Raises:
+            NoReplica: the lane is lost.
+        """
+        await self._lane.send(message.SerializeToString())
+
+    async def follow(self) -> None:
+        """Hands over what comes; never returns.
+
+        Raises:
+            Exception: why the stream ended: the call's error, the lane's, or what `take` raised.
+        """
+        reading: asyncio.Future[Any] = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait((reading, self._lane.lost), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                raise self._failure
+            # A closed socket has no reason; the call may say one right after.
+            await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
+            if not reading.done() or reading.cancelled():
+                self.lost_alone = not reading.done()
+                raise self._lane.lost.result() if self._lane.lost.done() else NoReplica("lost")
+            if isinstance(reading.result(), RoundsResponse):
+                raise ProtocolBroken("a message came on the stream, which has a lane")
+            raise NoReplica("the stream was ended")
+        finally:
+            reading.cancel()
+            self._lane.close()
+
+    def _came(self, message: bytes) -> None:
+        try:
+            self._take(RoundsResponse.FromString(message))
+        except DecodeError:
+            self._failure = ProtocolBroken("what came over the lane is no message")
+        except Exception as error:
+            self._failure = error
+        if self._failure is not None:
+            self._lane.close()
+
+
+async def carrier_for(
+    call: Call, address: str, welcome: RoundsResponse, take: Callable[[RoundsResponse], None]
+) -> Carrier | None:
+    """A carrier by the lane that a welcome offers; None where there is none or it does not fit.
+
+    address: what was dialled. Another port than the replica's own is a relay's, and a lane would
+    pass it by.
+    """
+    if not welcome.HasField("lane") or not is_loopback(address):
+        return None
+    if address.rpartition(":")[2] != str(welcome.lane.port):
+        return None
+    carrier = Carrier(call, take)
+    return carrier if await carrier.connect(welcome.lane) else None
