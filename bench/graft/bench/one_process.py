@@ -118,7 +118,7 @@ def load_one(model: str, precision: str, threads: int, config: Path | None) -> O
     """
     flags = {"model": model, "precision": precision, "threads": threads, "log_level": "warning"}
     settings = VerifySettings.load(config, flags)
-    proposer = make_proposers(DraftSettings.load(config, {}))[0]
+    proposer = make_proposers(DraftSettings.load(config, {"model": model}))[0]
     if proposer.describe().needs is not None:
         raise Unsupported(f"proposer {proposer.name} needs the target's hidden states")
     torch.set_num_threads(threads)

@@ -34,8 +34,13 @@ class Lane(asyncio.Protocol):
         self._room = asyncio.Event()
         self._room.set()
 
-    async def send(self, message: bytes) -> None:
-        """Sends a message; waits while the other end does not read.
+    @property
+    def ready(self) -> bool:
+        """True while messages can be put: it is not lost, and the other end reads."""
+        return self._transport is not None and self._room.is_set() and not self.lost.done()
+
+    def put(self, message: bytes) -> None:
+        """Sends a message without waiting.
 
         Raises:
             NoReplica: the lane is lost.
@@ -43,6 +48,14 @@ class Lane(asyncio.Protocol):
         if self._transport is None or self.lost.done():
             raise NoReplica("the lane is lost")
         self._transport.write(_LENGTH.pack(len(message)) + message)
+
+    async def send(self, message: bytes) -> None:
+        """Sends a message; waits while the other end does not read.
+
+        Raises:
+            NoReplica: the lane is lost.
+        """
+        self.put(message)
         if not self._room.is_set():
             await self._room.wait()
 

@@ -61,6 +61,13 @@ class Carrier:
         """
         await self._lane.send(message.SerializeToString())
 
+    def put(self, message: RoundsRequest) -> bool:
+        """Sends a message at once; False, and nothing is sent, where that would have to wait."""
+        if not self._lane.ready:
+            return False
+        self._lane.put(message.SerializeToString())
+        return True
+
     async def follow(self) -> None:
         """Hands over what comes; never returns.
 

@@ -151,6 +151,9 @@ class Engine:
     ) -> None:
         self._proposers = proposers
         self._needing = {name for name, one in proposers.items() if one.describe().needs}
+        self._followers = {
+            name: one for name, one in proposers.items() if isinstance(one, Follower)
+        }
         self._deliver = deliver
         self._metrics = metrics
         self._predictions = Predictions()
@@ -236,8 +239,7 @@ class Engine:
     def follow(self) -> None:
         """Has sessions that are behind read on, and propose as soon as they are not."""
         name = next(iter(self._behind.values())).proposer
-        follower = self._proposers[name]
-        assert isinstance(follower, Follower), "behind with a proposer that cannot follow"
+        follower = self._followers[name]
         batch = [one for one in self._behind.values() if one.proposer == name]
         seats = [one.seat for one in batch if one.seat is not None]
         try:
@@ -363,12 +365,14 @@ class Engine:
         self, name: str, batch: list[_Attended], seated: list[_Attended]
     ) -> tuple[list[_Attended], list[_Attended]]:
         """Those that are not behind; verify is told of the others, once."""
-        proposer = self._proposers[name]
-        if not isinstance(proposer, Follower):
+        proposer = self._followers.get(name)
+        if proposer is None:
             return batch, seated
         late = {
             one.key: one for one in seated if one.seat is not None and proposer.behind(one.seat)
         }
+        if not late:
+            return batch, seated
         for key, one in late.items():
             if key not in self._behind:
                 prefix = one.mirror.prefix
@@ -407,11 +411,7 @@ class Engine:
 
     def _seat(self, name: str, session: _Attended) -> bool:
         """Seats the session at proposer `name` with its tier; False when it drafts nothing."""
-        room = max(0, session.mirror.room - 1)
-        tier = session.tier.within(session.mirror.limits.max_nodes, session.mirror.limits.max_depth)
-        tier = replace(tier, num_steps=min(tier.num_steps, room))
-        if session.mirror.sampling.compares_probs:
-            tier = replace(tier, topk=min(tier.topk, 1))  # such rules take chains alone
+        tier = _fitted(session.tier, session.mirror)
         if session.proposer != name:
             self._unseat(session)
         if tier.off or name not in self._proposers:
@@ -473,3 +473,14 @@ class Engine:
         if session.seat is not None and not verbatim:
             self._preparer.answered(session.key, name, session.seat, seen, session.max_trees)
         return Proposed(session.key, name, length, digest, trees, verbatim, elapsed_s)
+
+
+def _fitted(tier: Tier, mirror: Mirror) -> Tier:
+    """The tier within what verify takes, the room that is left and the rule of the session."""
+    limits, room = mirror.limits, max(0, mirror.room - 1)
+    if tier.num_draft_tokens > limits.max_nodes or tier.num_steps > min(limits.max_depth, room):
+        tier = tier.within(limits.max_nodes, limits.max_depth)
+        tier = replace(tier, num_steps=min(tier.num_steps, room))
+    if tier.topk > 1 and mirror.sampling.compares_probs:
+        tier = replace(tier, topk=1)  # such rules take chains alone
+    return tier

@@ -22,7 +22,7 @@ from graft.common.errors import GraftError, NoReplica, ProtocolBroken
 from graft.common.server import error_from_call
 from graft.common.tier import Tier
 from graft.draft.carrier import Call, Carrier, carrier_for
-from graft.draft.outbox import Outbox
+from graft.draft.outbox import Outbox, Sink
 from graft.draft.pairing import agree
 from graft.draft.roster import Listener, Office, Roster, Wish
 from graft.v1.error_reason_pb2 import ErrorReason
@@ -146,6 +146,8 @@ class Link:
                 carrier = await carrier_for(
                     call, self.address, first, lambda message: self._take(message, next(numbers))
                 )
+            if carrier is not None:
+                outbox.sink = self._sink(carrier)
             writer = asyncio.create_task(
                 _write(call, carrier, outbox, self._metrics.sent_bytes),
                 name=f"writer {self.address}",
@@ -185,6 +187,17 @@ class Link:
         if not isinstance(response, RoundsResponse):
             raise NoReplica(f"verify replica at {self.address} ended the stream")
         return self._in_order(response, sequence)
+
+    def _sink(self, carrier: Carrier) -> Sink:
+        sent_bytes = self._metrics.sent_bytes
+
+        def put(message: RoundsRequest) -> bool:
+            sent = carrier.put(message)
+            if sent:
+                sent_bytes.inc(message.ByteSize())
+            return sent
+
+        return put
 
     def _take(self, response: RoundsResponse, sequence: int) -> None:
         self._roster.take(self._in_order(response, sequence))

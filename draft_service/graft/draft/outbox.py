@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from graft.common.features import spec_to_proto
 from graft.draft.features import FeatureTerms
 from graft.v1.tree_pb2 import CandidateTree
 from graft.v1.verify_pb2 import EmptyProposal, LeaveSession, RoundsRequest
 
+Sink = Callable[[RoundsRequest], bool]
+"""Sends a message at once; False when it has to wait."""
+
 
 class Outbox:
     """Filled by the link, emptied by its writer; one loop. `put_*` never wait.
+
+    sink: what `flush` empties it into, where that can be done without waiting.
 
     Verify handles the parts of a message in the order joins, trees, empties, leaves. Whatever would
     come out of order in one message therefore starts the next one.
     """
 
     def __init__(self) -> None:
+        self.sink: Sink | None = None
         self._waiting: list[RoundsRequest] = []
         self._some = asyncio.Event()
 
@@ -58,12 +65,17 @@ class Outbox:
         """Ends the attendance of a session."""
         self._last().leaves.append(LeaveSession(session_id=session_id))
 
+    def flush(self) -> None:
+        """Hands what waits to the sink, as far as there is one that takes it."""
+        while self._waiting and self.sink is not None and self.sink(self._waiting[0]):
+            self._waiting.pop(0)
+
     async def next(self) -> RoundsRequest:
         """The next message, as soon as there is one."""
-        await self._some.wait()
-        message = self._waiting.pop(0)
-        if not self._waiting:
+        while not self._waiting:
             self._some.clear()
+            await self._some.wait()
+        message = self._waiting.pop(0)
         return message
 
     def _last(self) -> RoundsRequest:

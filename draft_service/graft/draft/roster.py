@@ -203,6 +203,7 @@ class Roster:
             self._rejoin(session, self._outbox, outcome.detail)
         else:
             self._push(session, self._outbox, outcome)
+        self._outbox.flush()
 
     def connected(
         self, outbox: Outbox, limits: TreeLimits, welcome: VerifyServiceDescribeResponse

@@ -108,6 +108,14 @@ class Outgoing:
                 return None
             self._changed.clear()
             await self._changed.wait()
+        return self._gathered()
+
+    def take(self) -> verify_pb2.RoundsResponse | None:
+        """The next message, if there is one already."""
+        return self._gathered() if self._waiting else None
+
+    def _gathered(self) -> verify_pb2.RoundsResponse:
+        """What waits, as one message."""
         message = self._message()
         ranks: dict[int, int] = {}
         num_bytes = 0

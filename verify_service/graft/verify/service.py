@@ -53,6 +53,7 @@ _log = log.get("service")
 
 FIRST_MESSAGE_S = 30.0
 _MAX_UNAPPLIED = 256
+_OF_SESSIONS = (Opened, Committed, Finished, Failed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._stalled = False
         self._sessions: dict[int, asyncio.Queue[SessionEvent]] = {}
         self._streams: dict[int, Outgoing] = {}
+        self._lanes: dict[int, Lane] = {}
         self._stream_numbers = itertools.count(1)
         self._readers: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -210,10 +212,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         specs = announced(first.hello)
         stream = next(self._stream_numbers)
         outgoing = self._streams[stream] = Outgoing()
-        lanes: list[Lane] = []
-        offer = serving.lanes.offer(
-            lambda lane: lanes.append(self._carried(lane, stream, serving, outgoing))
-        )
+        offer = serving.lanes.offer(lambda lane: self._carry(lane, stream, serving, outgoing))
         _log.info(
             "draft service joined", stream=stream, incarnation=f"{first.hello.incarnation_id:016x}"
         )
@@ -224,14 +223,14 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             reading = self._read(self._read_rounds(first, request_iterator, stream, serving))
             outgoing.tasks = [reading, *filter(None, [asyncio.current_task()])]
             while (message := await outgoing.next()) is not None:
-                if lanes:
-                    await lanes[0].send(message.SerializeToString())
+                if (lane := self._lanes.get(stream)) is not None:
+                    await lane.send(message.SerializeToString())
                 else:
                     yield message
         finally:
             del self._streams[stream]
             serving.lanes.withdraw(offer)
-            for lane in lanes:
+            if (lane := self._lanes.pop(stream, None)) is not None:
                 lane.close()
             serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
             _log.info("draft service left", stream=stream)
@@ -293,11 +292,15 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         now = time.monotonic()
         of_sessions: list[SessionEvent] = []
         for event in events:
-            if isinstance(event, Opened | Committed | Finished | Failed):
+            if isinstance(event, _OF_SESSIONS):
                 of_sessions.append(event)
             elif (outgoing := self._streams.get(event.stream)) is not None:
                 if not outgoing.add(event, now):
                     self._drop(event.stream)
+        for stream, lane in self._lanes.items():
+            outgoing = self._streams[stream]
+            while lane.ready and (message := outgoing.take()) is not None:
+                lane.put(message.SerializeToString())
         # The next round waits for drafters; what clients are told can be written meanwhile.
         for event in of_sessions:
             if (queue := self._sessions.get(event.session_id)) is not None:
@@ -389,7 +392,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         serving.engine.submit(command_of(message, stream, serving.limits, time.monotonic()))
         return serving.engine.num_unapplied <= _MAX_UNAPPLIED
 
-    def _carried(self, lane: Lane, stream: int, serving: Serving, outgoing: Outgoing) -> Lane:
+    def _carry(self, lane: Lane, stream: int, serving: Serving, outgoing: Outgoing) -> None:
         """Has a lane carry on a stream: what comes there is taken, and both end together."""
 
         async def go_on() -> None:
@@ -414,8 +417,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
 
         lane.on_message = take
         lane.lost.add_done_callback(ended)
+        self._lanes[stream] = lane
         _log.info("lane opened", stream=stream)
-        return lane
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

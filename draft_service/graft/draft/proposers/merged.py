@@ -43,10 +43,11 @@ _ROOM_SHARE = 4
 class _State:
     """A seat at each source. length, guess: the last match, and its likeliest continuation.
 
-    source: whose seat `model` is.
+    source: whose seat `model` is. follower: the source, where it can follow.
     """
 
     source: Proposer
+    follower: Follower | None
     ngram: Seat
     model: Seat
     length: int = 0
@@ -103,7 +104,8 @@ class MergedProposer:
         ngram = Seat(mirror, off, self._ngram.open(mirror))
         long = len(mirror.prefix) > min(_LONG_PROMPT, _ROOM_SHARE * mirror.room)
         source = self._models[-1 if long else 0]
-        return _State(source, ngram, Seat(mirror, off, source.open(mirror)))
+        model = Seat(mirror, off, source.open(mirror))
+        return _State(source, source if isinstance(source, Follower) else None, ngram, model)
 
     def close(self, seat: Seat) -> None:
         """Closes it at both."""
@@ -153,7 +155,7 @@ class MergedProposer:
     def behind(self, seat: Seat) -> int:
         """As the model is; what matches is found at once."""
         state = _state(seat)
-        return state.source.behind(state.model) if isinstance(state.source, Follower) else 0
+        return 0 if state.follower is None else state.follower.behind(state.model)
 
     def follow(self, seats: Sequence[Seat]) -> None:
         """The models read on."""
@@ -178,7 +180,11 @@ class MergedProposer:
         ngram = self._ngram.branch(state.ngram, tokens)
         assert ngram is not None
         mirror = model.mirror
-        return Seat(mirror, tier_of_branch(seat.tier, mirror), _State(state.source, ngram, model))
+        return Seat(
+            mirror,
+            tier_of_branch(seat.tier, mirror),
+            _State(state.source, state.follower, ngram, model),
+        )
 
     def foresee(self, seats: Sequence[Seat]) -> Sequence[Foreseen]:
         """Both sources' trees, merged; what only the wide ones hold are outcomes."""
