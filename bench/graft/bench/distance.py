@@ -8,7 +8,9 @@ distances are multiples of the time of a verify step, which is measured first.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,10 @@ from graft.v1 import tree_pb2
 
 MULTIPLES = (0.0, 0.5, 1.0, 2.5)
 _SETTLE_S = 0.03
+_WARM_S = 5.0
+_STEADY = 0.9
+_LATE_STEPS = 12
+_MOST_PASSAGES = 12
 MODES = ("off", "synchronous", "lookahead")
 
 Sent = Callable[[], Awaitable[float]]
@@ -175,19 +181,13 @@ async def measure(
     on_passage: Callable[[], None] | None = None,
     multiples: Sequence[float] = MULTIPLES,
 ) -> Distance:
-    """Runs every prompt in every mode at every distance; the first one twice more, to warm up.
+    """Runs every prompt in every mode at every distance, once a step's time is steady.
 
     Raises:
         GraftError: a session failed, or nothing was ever drafted.
     """
     wire.relay.set_rtt(0.0)
-    # The first passage meets cold caches and sleeping cores: its steps take twice as long.
-    await wire.passage("synchronous", prompts[0], max_tokens, sampling, "warm")
-    first = await wire.passage("synchronous", prompts[0], max_tokens, sampling, "timed")
-    steps = [one.forward + one.choice for one in first.rounds if one.drafted]
-    if not steps:
-        raise GraftError("the proposer drafted nothing for the first prompt")
-    verify_s = statistics.median(steps)
+    verify_s = await _step_time(wire, prompts, max_tokens, sampling)
     points = {multiple: {mode: Point() for mode in MODES} for multiple in multiples}
     for number, prompt in enumerate(prompts):
         for multiple, modes in points.items():
@@ -200,6 +200,29 @@ async def measure(
                 if on_passage is not None:
                     on_passage()
     return Distance(verify_s, points)
+
+
+async def _step_time(
+    wire: Wire, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+) -> float:
+    """Median seconds of a drafted step, once it no longer falls.
+
+    For its first seconds a replica meets cold caches, sleeping cores and pages that are not in
+    memory yet: steps take twice as long.
+    """
+    began, last = time.monotonic(), 0.0
+    for number in itertools.count():
+        prompt = prompts[number % len(prompts)]
+        passage = await wire.passage("synchronous", prompt, max_tokens, sampling, f"warm-{number}")
+        steps = [one.forward + one.choice for one in passage.rounds if one.drafted]
+        if not steps and number + 1 >= len(prompts):
+            raise GraftError("the proposer drafted nothing")
+        if steps:
+            former, last = last, statistics.median(steps[-_LATE_STEPS:])
+            warm = time.monotonic() - began > _WARM_S and last > _STEADY * former
+            if warm or number >= _MOST_PASSAGES:
+                return last
+    raise AssertionError("counting has no end")
 
 
 async def _settled(sent: Sent) -> float:
