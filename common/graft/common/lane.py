@@ -14,7 +14,9 @@ from typing import cast
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken
 
 _LENGTH = struct.Struct("<I")
-_HIGH_WATER_BYTES = 1 << 20
+# As much as gRPC lets wait unread: who does not read is to be noticed by what waits above.
+_HIGH_WATER_BYTES = 64 << 10
+_FLUSH_S = 5.0
 
 
 class Lane(asyncio.Protocol):
@@ -31,6 +33,7 @@ class Lane(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._held = bytearray()
         self._needed = 0
+        self._paused = False
         self._room = asyncio.Event()
         self._room.set()
 
@@ -50,7 +53,7 @@ class Lane(asyncio.Protocol):
         self._transport.write(_LENGTH.pack(len(message)) + message)
 
     async def send(self, message: bytes) -> None:
-        """Sends a message; waits while the other end does not read.
+        """Sends a message; waits while the other end does not read, or until the lane is lost.
 
         Raises:
             NoReplica: the lane is lost.
@@ -60,38 +63,52 @@ class Lane(asyncio.Protocol):
             await self._room.wait()
 
     def pause(self) -> None:
-        """Leaves what comes in the socket."""
-        if self._transport is not None:
+        """Has `on_message` get no more until `resume`; what comes stays in the socket."""
+        self._paused = True
+        if self._transport is not None and not self.lost.done():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Reads on."""
-        if self._transport is not None and not self.lost.done():
+        """Reads on, first what had come already."""
+        if self.lost.done():
+            return
+        self._paused = False
+        self.data_received(b"")
+        if self._transport is not None and not (self._paused or self.lost.done()):
             self._transport.resume_reading()
 
     def close(self, error: GraftError | None = None) -> None:
-        """Ends the lane, for a reason of ours."""
-        if not self.lost.done():
-            self.lost.set_result(error or NoReplica("the lane was closed"))
+        """Ends the lane, for a reason of ours; what was put is sent, unless that takes long."""
+        if self.lost.done():
+            return
+        self.lost.set_result(error or NoReplica("the lane was closed"))
         self._room.set()
         if self._transport is not None:
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self.lost.get_loop().call_later(_FLUSH_S, self._transport.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop calls it."""
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none
         transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        if self.lost.done():
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """The loop calls it; a message may come in pieces, and several at once."""
         if self._held:
             self._held += data
-            if len(self._held) < self._needed:
+            if self._paused or len(self._held) < self._needed:
                 return
             data = bytes(self._held)
             self._held.clear()
+        self._held += data[self._hand_over(data) :]
+
+    def _hand_over(self, data: bytes) -> int:
+        """Gives `on_message` the whole messages of `data`; returns where what is left begins."""
         start, self._needed = 0, _LENGTH.size
-        while not self.lost.done() and len(data) - start >= _LENGTH.size:
+        while not (self._paused or self.lost.done()) and len(data) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(data, start)
             if length > self._max_bytes:
                 self.close(
@@ -99,7 +116,7 @@ class Lane(asyncio.Protocol):
                         f"a message of {length} bytes came, the most is {self._max_bytes}"
                     )
                 )
-                return
+                break
             begin, end = start + _LENGTH.size, start + _LENGTH.size + length
             if end > len(data):
                 self._needed = end - start
@@ -108,9 +125,8 @@ class Lane(asyncio.Protocol):
                 self.on_message(data[begin:end])
             except GraftError as error:
                 self.close(error)
-                return
             start = end
-        self._held += data[start:]
+        return start
 
     def pause_writing(self) -> None:
         """The loop calls it when much waits to be sent."""

@@ -22,7 +22,7 @@ from graft.v1.verify_pb2 import RoundsRequest, RoundsResponse
 _log = log.get("carrier")
 
 _CONNECT_S = 1.0
-_LAST_WORDS_S = 1.0
+_LAST_WORDS_S = 3.0
 
 Call = grpc.aio.StreamStreamCall[RoundsRequest, RoundsResponse]
 
@@ -42,16 +42,21 @@ class Carrier:
         self.lost_alone = False
 
     async def connect(self, offer: verify_pb2.Lane) -> bool:
-        """False where the socket cannot be reached from here."""
+        """False where the socket cannot be reached from here; the token was not sent then."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await loop.create_unix_connection(lambda: self._lane, offer.path)
-                await self._lane.send(offer.token)
-        except (OSError, TimeoutError, NotImplementedError) as error:
+            self._lane.put(offer.token)
+        except (OSError, TimeoutError, NotImplementedError, NoReplica) as error:
             _log.info("no lane", path=offer.path, reason=str(error))
+            self._lane.close()
             return False
         return True
+
+    def close(self) -> None:
+        """Ends the lane; the call is left to who made it."""
+        self._lane.close()
 
     async def write(self, message: RoundsRequest) -> None:
         """Sends a message.
@@ -75,21 +80,38 @@ class Carrier:
             Exception: why the stream ended: the call's error, the lane's, or what `take` raised.
         """
         reading: asyncio.Future[Any] = asyncio.ensure_future(self._call.read())
+        reading.add_done_callback(_seen)
+        ends = (reading, self._lane.lost)
         try:
-            await asyncio.wait((reading, self._lane.lost), return_when=asyncio.FIRST_COMPLETED)
-            if self._failure is not None:
-                raise self._failure
-            # A closed socket has no reason; the call may say one right after.
-            await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
-            if not reading.done() or reading.cancelled():
-                self.lost_alone = not reading.done()
-                raise self._lane.lost.result() if self._lane.lost.done() else NoReplica("lost")
-            if isinstance(reading.result(), RoundsResponse):
-                raise ProtocolBroken("a message came on the stream, which has a lane")
-            raise NoReplica("the stream was ended")
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken() is None and not reading.cancelled():
+                # The call says why the lane has gone; the lane has the messages before that.
+                await asyncio.wait(ends, timeout=_LAST_WORDS_S)
+            raise self._end(reading)
         finally:
             reading.cancel()
-            self._lane.close()
+
+    def _broken(self) -> Exception | None:
+        """What was wrong with a message of the lane."""
+        lost = self._lane.lost
+        if self._failure is None and lost.done() and not isinstance(lost.result(), NoReplica):
+            return lost.result()
+        return self._failure
+
+    def _end(self, reading: asyncio.Future[Any]) -> BaseException:
+        """Why the stream ended."""
+        if (broken := self._broken()) is not None:
+            return broken
+        if not reading.done():
+            self.lost_alone = True
+            return self._lane.lost.result()
+        if reading.cancelled():
+            return NoReplica("the stream was cut")
+        if (error := reading.exception()) is not None:
+            return error
+        if isinstance(reading.result(), RoundsResponse):
+            return ProtocolBroken("a message came on the stream, which has a lane")
+        return NoReplica("the replica ended the stream")
 
     def _came(self, message: bytes) -> None:
         try:
@@ -116,3 +138,9 @@ async def carrier_for(
         return None
     carrier = Carrier(call, take)
     return carrier if await carrier.connect(welcome.lane) else None
+
+
+def _seen(reading: asyncio.Future[Any]) -> None:
+    """What the lane tells may be the better reason; the call's is then nobody's."""
+    if not reading.cancelled():
+        reading.exception()

@@ -169,8 +169,9 @@ class Link:
             _log.exception("stream failed", verify=self.address)
             return GraftError("internal error of the draft service")
         finally:
-            if carrier is not None and carrier.lost_alone:
-                self._takes_lanes = False
+            if carrier is not None:
+                carrier.close()
+                self._takes_lanes = not carrier.lost_alone
             if writer is not None:
                 self._metrics.links.dec()
                 writer.cancel()
@@ -234,5 +235,7 @@ async def _write(call: Call, carrier: Carrier | None, outbox: Outbox, sent_bytes
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await (carrier or call).write(message)
             sent_bytes.inc(message.ByteSize())
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, NoReplica):
+    except NoReplica:
+        pass  # The carrier ends the stream once it has heard from the call why the lane ended.
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
         call.cancel()

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from graft.common.channel import PROTOCOL_REVISION
+from graft.common.lane import Lane
 from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling, sampling_to_proto
 from graft.common.server import GrpcServer
@@ -44,12 +45,19 @@ def welcome(**changes: Any) -> VerifyServiceDescribeResponse:
 
 
 class FakeRounds:
-    """One Rounds stream, seen from the verify side."""
+    """One Rounds stream, seen from the verify side.
+
+    num_called: requests that came by the call itself, after the hello.
+    carried: set once a lane carries the stream.
+    """
 
     def __init__(self) -> None:
         self.hello = DraftHello()
         self.sequence = 0
         self.ended = asyncio.Event()
+        self.num_called = 0
+        self.lane: Lane | None = None
+        self.carried = asyncio.Event()
         self._received: asyncio.Queue[RoundsRequest] = asyncio.Queue()
         self._sending: asyncio.Queue[RoundsResponse | BaseException | None] = asyncio.Queue()
         self._seen: list[tuple[str, Any]] = []
@@ -57,8 +65,18 @@ class FakeRounds:
     def send(self, *, sequence: int | None = None, **parts: Any) -> None:
         """Sends one message; `sequence` breaks the numbering."""
         number = self.sequence if sequence is None else sequence
-        self._sending.put_nowait(RoundsResponse(sequence=number, **parts))
+        message = RoundsResponse(sequence=number, **parts)
         self.sequence += 1
+        if self.lane is not None:
+            self.lane.put(message.SerializeToString())
+        else:
+            self._sending.put_nowait(message)
+
+    def carry(self, lane: Lane) -> None:
+        """Goes on over a lane."""
+        self.lane = lane
+        lane.on_message = lambda came: self._received.put_nowait(RoundsRequest.FromString(came))
+        self.carried.set()
 
     def end(self, error: BaseException | None = None) -> None:
         """Ends the stream, or fails it."""
@@ -118,11 +136,14 @@ class FakeRounds:
                     raise response
                 yield response
         finally:
+            if self.lane is not None:
+                self.lane.close()
             self.ended.set()
             reader.cancel()
 
     async def _read(self, requests: AsyncIterator[RoundsRequest]) -> None:
         async for request in requests:
+            self.num_called += 1
             self._received.put_nowait(request)
         self.end()
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import grpc.aio
 
-from graft.common.channel import PROTOCOL_REVISION, open_channel
+from graft.common.channel import PROTOCOL_REVISION, VERIFY_MESSAGE_BYTES, open_channel
 from graft.common.features import FeatureSpec, spec_to_proto
+from graft.common.lane import Lane
 from graft.common.prefix import Prefix
 from graft.common.tree import Tree
 from graft.common.tree_codec import encode_scores, encode_shape, encode_tokens
@@ -170,17 +171,20 @@ class ScriptedDrafter:
     async def _read(self) -> None:
         await self.say(Say(hello=self._hello))
         async for message in self.call:
-            self.sequences.append(message.sequence)
-            if message.HasField("welcome"):
-                self.welcome = message.welcome
-                self.welcomed.set()
-            moved = self._follow(message)
-            async with self.heard:
-                self.heard.notify_all()
-            for session_id in moved:
-                answer = await self.script(self.seats[session_id])
-                if answer is not None and session_id in self.seats:
-                    await self.say(answer)
+            await self._hear(message)
+
+    async def _hear(self, message: verify_pb2.RoundsResponse) -> None:
+        self.sequences.append(message.sequence)
+        if message.HasField("welcome"):
+            self.welcome = message.welcome
+            self.welcomed.set()
+        moved = self._follow(message)
+        async with self.heard:
+            self.heard.notify_all()
+        for session_id in moved:
+            answer = await self.script(self.seats[session_id])
+            if answer is not None and session_id in self.seats:
+                await self.say(answer)
 
     def _follow(self, message: verify_pb2.RoundsResponse) -> list[int]:
         assert self.welcome is not None, "the first message must be the welcome"
@@ -216,6 +220,39 @@ class ScriptedDrafter:
             self.seats.pop(closed.session_id, None)
             moved.pop(closed.session_id, None)
         return list(moved)
+
+
+class LaneDrafter(ScriptedDrafter):
+    """One that goes on over the lane, once it is welcome; `lane` is open then."""
+
+    lane: Lane
+
+    async def say(self, message: Say) -> None:
+        """Sends one message over the lane."""
+        await self.lane.send(message.SerializeToString())
+
+    async def die(self) -> None:
+        """Ends the call without a word."""
+        self._reader.cancel()
+        await super().die()
+
+    async def _read(self) -> None:
+        await self.call.write(Say(hello=self._hello))
+        welcome = await self.call.read()
+        assert isinstance(welcome, verify_pb2.RoundsResponse)
+        came: asyncio.Queue[bytes] = asyncio.Queue()
+        self.lane = await open_lane(welcome.lane, came.put_nowait)
+        await self._hear(welcome)
+        while True:
+            await self._hear(verify_pb2.RoundsResponse.FromString(await came.get()))
+
+
+async def open_lane(offer: verify_pb2.Lane, take: Callable[[bytes], None]) -> Lane:
+    """The drafter's end of a lane, named by its token."""
+    lane = Lane(take, VERIFY_MESSAGE_BYTES)
+    await asyncio.get_running_loop().create_unix_connection(lambda: lane, offer.path)
+    lane.put(offer.token)
+    return lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _TOKEN_BYTES = 16
 _NAMED_S = 5.0
 
 Arrived = Callable[[Lane], None]
-"""Called once the drafter has come; it is to set the lane's `on_message`."""
+"""Called once the drafter has come; sets the lane's `on_message`, or raises a GraftError."""
 
 
 class Lanes:
@@ -50,10 +50,14 @@ class Lanes:
             self._server = await loop.create_unix_server(self._newcomer, self._folder / "lane")
         except (OSError, AttributeError, NotImplementedError) as error:
             _log.info("no lanes", reason=str(error))
-            self.close()
+        finally:
+            if self._server is None:
+                self.close()
 
     def close(self) -> None:
-        """Takes no more lanes; those that are open stay so."""
+        """Takes no more lanes; those that carry a stream stay open."""
+        for lane in [*self._unnamed]:
+            lane.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -77,6 +81,7 @@ class Lanes:
     def _newcomer(self) -> Lane:
         lane = Lane(lambda token: self._named(lane, token), VERIFY_MESSAGE_BYTES)
         self._unnamed.add(lane)
+        lane.lost.add_done_callback(lambda _: self._unnamed.discard(lane))
         asyncio.get_running_loop().call_later(_NAMED_S, self._cut_unnamed, lane)
         return lane
 
@@ -90,5 +95,4 @@ class Lanes:
 
     def _cut_unnamed(self, lane: Lane) -> None:
         if lane in self._unnamed:
-            self._unnamed.discard(lane)
             lane.close(ProtocolBroken("a lane was opened and no token came"))

@@ -53,6 +53,14 @@ class VerifyMetrics:
             registry=self.registry,
         )
 
+        self._lanes = Gauge(
+            "graft_lanes", "Draft streams that go over a lane", registry=self.registry
+        )
+
+    def lanes(self, count: int) -> None:
+        """Says how many draft streams go over a lane now."""
+        self._lanes.set(count)
+
     def simulated(self, accept_length: float) -> None:
         """Says for good that this replica draws its accept lengths."""
         self._simulated.set(accept_length)

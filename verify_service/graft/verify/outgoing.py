@@ -42,6 +42,11 @@ class Outgoing:
         self._feature_bytes = 0
         self.tasks: list[asyncio.Task[object]] = []
 
+    @property
+    def begun(self) -> bool:
+        """True once more than the welcome was taken to be sent."""
+        return self._sequence > 1
+
     def add(self, event: StreamEvent, now: float) -> bool:
         """Queues an event; False when the peer has not read for too long or left too much unread.
 

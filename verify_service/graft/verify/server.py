@@ -116,6 +116,7 @@ class VerifyServer:
         """NOT_SERVING first; sessions have `grace_s` to end, then they are told to move."""
         if self._grpc is None or self._service is None:
             return
+        self._lanes.close()  # first: who told us to stop may not wait for the rest
         await self._grpc.set_serving(False)
         if self.engine is not None:
             self.engine.submit(lambda scheduler, _: scheduler.drain())
@@ -126,7 +127,6 @@ class VerifyServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._grpc.stop(_CLOSE_S)
-        self._lanes.close()
         if self.engine is not None:
             stopped = await asyncio.to_thread(self.engine.stop, _ENGINE_STOP_S)
             if not stopped:

@@ -217,9 +217,10 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             "draft service joined", stream=stream, incarnation=f"{first.hello.incarnation_id:016x}"
         )
         try:
+            # Before the welcome: joins may come over a lane as soon as that has been read.
+            serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
             yield outgoing.welcome(self._describe(serving), offer)
             first.ClearField("hello")
-            serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
             reading = self._read(self._read_rounds(first, request_iterator, stream, serving))
             outgoing.tasks = [reading, *filter(None, [asyncio.current_task()])]
             while (message := await outgoing.next()) is not None:
@@ -232,6 +233,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             serving.lanes.withdraw(offer)
             if (lane := self._lanes.pop(stream, None)) is not None:
                 lane.close()
+                self._metrics.lanes(len(self._lanes))
             serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
             _log.info("draft service left", stream=stream)
 
@@ -313,6 +315,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self.num_dropped += 1
         _log.warning("draft service dropped", stream=stream)
         self._serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
+        if (lane := self._lanes.get(stream)) is not None:
+            lane.close()  # who does not read there can still read why
 
     def _read(self, reading: Any) -> asyncio.Task[object]:
         """Keeps a reader alive; it ends by itself when its call does."""
@@ -375,6 +379,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                 if not self._take(message, stream, serving):
                     await self._applied(serving.engine)
                 message = await anext(requests)
+                if stream in self._lanes:
+                    raise ProtocolBroken("a message came on the stream, which has a lane")
         except StopAsyncIteration:
             outgoing.close()
         except GraftError as error:
@@ -393,7 +399,13 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         return serving.engine.num_unapplied <= _MAX_UNAPPLIED
 
     def _carry(self, lane: Lane, stream: int, serving: Serving, outgoing: Outgoing) -> None:
-        """Has a lane carry on a stream: what comes there is taken, and both end together."""
+        """Has a lane carry on a stream: what comes there is taken, and both end together.
+
+        Raises:
+            ProtocolBroken: messages have gone out on the stream, and might come after the lane's.
+        """
+        if outgoing.begun:
+            raise ProtocolBroken("a lane was opened for a stream that had begun without it")
 
         async def go_on() -> None:
             await self._applied(serving.engine)
@@ -418,6 +430,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         lane.on_message = take
         lane.lost.add_done_callback(ended)
         self._lanes[stream] = lane
+        self._metrics.lanes(len(self._lanes))
         _log.info("lane opened", stream=stream)
 
 
