@@ -52,17 +52,20 @@ def text(body: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", WRITERS)
 async def test_the_text_is_the_one_without_a_drafter(name: str, tmp_path: Path) -> None:
+    # A tiny target may have written the whole text before the drafter has read a long prompt.
+    drafted_counts = [0] * len(TIERS)
     async with cluster_with(name, tmp_path) as cluster:
         for law in LAWS:
             for prompt in PROMPTS:
                 fields = {"max_tokens": 40, **law}
                 plain = await cluster.chat(prompt, speculation="off", **fields)
-                for tier in TIERS:
+                for number, tier in enumerate(TIERS):
                     mode = tier if tier == "auto" else {"proposer": name, **tier}
                     drafted = await cluster.chat(prompt, speculation=mode, **fields)
                     assert text(drafted) == text(plain)
                     record = drafted["metrics"]["speculative_decoding"]
-                    assert record["num_draft_tokens"] > 0
+                    drafted_counts[number] += record["num_draft_tokens"]
+    assert min(drafted_counts) > 0
 
 
 @pytest.mark.parametrize("name", WRITERS)
