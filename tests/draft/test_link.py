@@ -16,6 +16,7 @@ from graft.draft.proposers.base import chain
 from graft.testing.drafting import Drafting, drafting
 from graft.testing.fake_verify import FakeRounds, welcome
 from graft.testing.scripted import Scripted, double, wrong_vocab
+from graft.testing.verify_client import eventually
 from graft.v1.draft_pb2 import DraftServiceDescribeRequest
 from graft.v1.error_reason_pb2 import ErrorReason
 from graft.v1.tree_pb2 import CandidateTree, TreeRefusal
@@ -107,7 +108,7 @@ async def test_a_session_that_verify_closes_is_forgotten() -> None:
         rounds.send(closed=[SessionClosed(session_id=5)])
         await it.gateway.attend(it.replica.address, 6)
         assert (await rounds.next("joins")).session_id == 6
-        assert it.server.num_sessions == 1
+        await eventually(lambda: it.server.num_sessions == 1)
         assert rounds.pending() == []
 
 

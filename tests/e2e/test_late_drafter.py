@@ -16,14 +16,14 @@ from graft.testing.cluster import running_cluster
 from graft.testing.models import write_tiny_model
 
 PROMPT = list(b"Write about a tree.")
-NUM_TOKENS = 400
+NUM_TOKENS = 1200
 
 
 async def test_a_text_begun_without_a_drafter_ends_with_one(tmp_path: Path) -> None:
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-    model = write_tiny_model(tmp_path / "tiny")
+    model = write_tiny_model(tmp_path / "tiny", context=2048)
     gateway = {"draft": [f"127.0.0.1:{port}"], "poll_s": 0.02}
     async with running_cluster(model, num_draft=0, gateway=gateway) as cluster:
         truth = await plain_tokens(cluster.verify_addresses[0], PROMPT, NUM_TOKENS + 8)
