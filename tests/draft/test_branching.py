@@ -14,7 +14,8 @@ from graft.common.tier import Tier
 from graft.draft.checkpoints.borrowed import borrow_files
 from graft.draft.checkpoints.detect import open_checkpoint
 from graft.draft.checkpoints.eagle3 import load_eagle3
-from graft.draft.engine import Committed, Engine, Opened, Outcome
+from graft.draft.engine import Engine
+from graft.draft.events import Committed, Opened, Outcome
 from graft.draft.metrics import DraftMetrics
 from graft.draft.nets.decoder import DecoderNet
 from graft.draft.proposers.base import Seat

@@ -12,7 +12,8 @@ from graft.common.sampling import Sampling
 from graft.common.tier import Tier
 from graft.common.tree import Tree, TreeLimits, from_parents
 from graft.common.tree_codec import decode
-from graft.draft.engine import Broke, Closed, Committed, Engine, Opened, Outcome, Proposed, Retiered
+from graft.draft.engine import Engine
+from graft.draft.events import Broke, Closed, Committed, Opened, Outcome, Proposed, Retiered
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import Proposal, Seat, chain

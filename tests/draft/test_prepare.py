@@ -8,10 +8,10 @@ from graft.common.prefix import Prefix
 from graft.common.sampling import Sampling
 from graft.common.tier import Tier
 from graft.common.tree import TreeLimits
-from graft.draft.engine import (
+from graft.draft.engine import Engine
+from graft.draft.events import (
     Closed,
     Committed,
-    Engine,
     Event,
     Opened,
     Outcome,

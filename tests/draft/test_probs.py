@@ -12,7 +12,8 @@ from graft.common.sampling import Sampling
 from graft.common.tier import Tier
 from graft.common.tree import TreeLimits, chain, from_parents
 from graft.common.tree_codec import decode
-from graft.draft.engine import Engine, Opened, Outcome, Proposed
+from graft.draft.engine import Engine
+from graft.draft.events import Opened, Outcome, Proposed
 from graft.draft.metrics import DraftMetrics
 from graft.draft.mirror import Mirror
 from graft.draft.proposers.base import Proposal, Proposer, Sampled, Seat

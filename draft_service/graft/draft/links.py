@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from graft.common.errors import GraftError
-from graft.draft.engine import Outcome
+from graft.draft.events import Outcome
 from graft.draft.link import Link, Pairing
 from graft.draft.roster import Office
 

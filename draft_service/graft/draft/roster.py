@@ -23,7 +23,7 @@ from graft.common.tier import Tier
 from graft.common.tree import IntArray, TreeLimits
 from graft.common.tree_codec import token_width
 from graft.draft.credits import Credits
-from graft.draft.engine import (
+from graft.draft.events import (
     Broke,
     Closed,
     Committed,

@@ -15,7 +15,8 @@ from graft.common.errors import Draining, InvalidArgument, Stalled
 from graft.common.server import GrpcServer
 from graft.common.tracing import OFF, Tracing, open_tracing
 from graft.draft.asking import asking
-from graft.draft.engine import Engine, Outcome
+from graft.draft.engine import Engine
+from graft.draft.events import Outcome
 from graft.draft.link import Pairing
 from graft.draft.links import Links
 from graft.draft.loading import MODEL_PROPOSERS, ModelLoader

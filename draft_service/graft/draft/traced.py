@@ -8,7 +8,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from graft.common.tier import Tier
 from graft.common.tracing import OFF, Tracing, parent_of
-from graft.draft.engine import Proposed
+from graft.draft.events import Proposed
 
 
 @dataclass(slots=True)
