@@ -296,7 +296,9 @@ async def test_a_leaving_client_cancels_at_verify(tmp_path: Path) -> None:
                 task.cancel()
                 await asyncio.wait([task])
                 await front.verify.until(lambda: front.verify.num_open == 0)
-        assert set(front.verify.cancelled) == {"client_gone"}
+        # A call that is cut before its cancel was written ends by its half-close alone.
+        assert "client_gone" in front.verify.cancelled
+        assert set(front.verify.cancelled) <= {"client_gone", "half-close"}
         assert front.server.gateway.num_in_flight == 0
 
 

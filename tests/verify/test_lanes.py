@@ -422,7 +422,7 @@ async def test_streams_leave_no_offers_behind(bench: VerifyBench) -> None:
     lanes, service = bench.server._lanes, bench.server._service
     assert service is not None
     assert not lanes._expected and not lanes._unnamed
-    assert not service._lanes and not service._streams
+    assert not service.streams._lanes and not len(service.streams)
 
 
 async def ended_with(call: Any, lane: Lane) -> None:

@@ -40,7 +40,13 @@ class Lane(asyncio.Protocol):
     @property
     def ready(self) -> bool:
         """True while messages can be put: it is not lost, and the other end reads."""
-        return self._transport is not None and self._room.is_set() and not self.lost.done()
+        return self._open and self._room.is_set()
+
+    @property
+    def _open(self) -> bool:
+        # A transport whose write has failed is closing, and says so to us only later.
+        transport = self._transport
+        return not (transport is None or self.lost.done() or transport.is_closing())
 
     def put(self, message: bytes) -> None:
         """Sends a message without waiting.
@@ -48,7 +54,7 @@ class Lane(asyncio.Protocol):
         Raises:
             NoReplica: the lane is lost.
         """
-        if self._transport is None or self.lost.done():
+        if self._transport is None or not self._open:
             raise NoReplica("the lane is lost")
         self._transport.write(_LENGTH.pack(len(message)) + message)
 

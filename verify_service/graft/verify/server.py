@@ -28,7 +28,8 @@ from graft.verify.offer import FeatureOffer
 from graft.verify.runner import Runner
 from graft.verify.scheduler import Scheduler, SchedulerLimits
 from graft.verify.self_check import check_target
-from graft.verify.service import Serving, VerifyService
+from graft.verify.service import VerifyService
+from graft.verify.serving import Serving
 from graft.verify.settings import VerifySettings
 from graft.verify.shelf import Room
 from graft.verify.simulated import closed_to_clients, simulation_message, simulation_of
@@ -122,7 +123,7 @@ class VerifyServer:
             self.engine.submit(lambda scheduler, _: scheduler.drain())
             await self._service.wait_idle(grace_s)
             self._service.fail_sessions(Draining("this replica is shutting down"))
-            self._service.close_streams()
+            self._service.streams.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -310,7 +311,7 @@ def _gauges(scheduler: Scheduler, service: VerifyService) -> dict[str, int]:
         "free": places.pool.num_free,
         "used": places.pool.num_used,
         "cached": places.pool.num_cached,
-        "dropped_streams": service.num_dropped,
+        "dropped_streams": service.streams.num_dropped,
     }
 
 

@@ -10,24 +10,20 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
 from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
 from graft.common.grammar import GRAMMAR_KINDS
-from graft.common.lane import Lane
 from graft.common.tracing import OFF, Tracing
-from graft.common.tree import TreeLimits
 from graft.v1 import verify_pb2, verify_pb2_grpc
 from graft.v1.verify_pb2 import FinishReason
-from graft.verify.door import ACCEPT_RULES, Door, tree_deadline
+from graft.verify.door import ACCEPT_RULES, tree_deadline
 from graft.verify.engine import Engine
 from graft.verify.events import (
     Committed,
@@ -36,40 +32,19 @@ from graft.verify.events import (
     Finished,
     Opened,
     SessionEvent,
+    StreamEvent,
 )
-from graft.verify.grammar.grammars import Grammars
-from graft.verify.incoming import Identity, announced, check_hello, command_of
-from graft.verify.lanes import Lanes
 from graft.verify.metrics import VerifyMetrics
-from graft.verify.outgoing import Outgoing
-from graft.verify.scheduler import Scheduler
+from graft.verify.serving import Serving
 from graft.verify.session import Session
-from graft.verify.shelf import Room
-from graft.verify.tally import Tally, refusals
+from graft.verify.streams import Streams, first_message
+from graft.verify.tally import refusals
 from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
 
 _log = log.get("service")
 
-FIRST_MESSAGE_S = 30.0
-_MAX_UNAPPLIED = 256
 _OF_SESSIONS = (Opened, Committed, Finished, Failed)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Serving:
-    """What the service answers with once the model is there."""
-
-    engine: Engine
-    door: Door
-    limits: TreeLimits
-    identity: Identity
-    description: verify_pb2.VerifyServiceDescribeResponse
-    max_trees: int
-    tally: Tally
-    room: Room
-    lanes: Lanes
-    grammars: Grammars | None = None
 
 
 class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
@@ -78,16 +53,13 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     def __init__(self, metrics: VerifyMetrics, tracing: Tracing = OFF) -> None:
         self.incarnation_id = secrets.randbits(64) or 1
         self.loading = "the model is loading"
-        self.num_dropped = 0
+        self.streams = Streams(metrics)
         self._metrics = metrics
         self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._serving: Serving | None = None
         self._stalled = False
         self._sessions: dict[int, asyncio.Queue[SessionEvent]] = {}
-        self._streams: dict[int, Outgoing] = {}
-        self._lanes: dict[int, Lane] = {}
-        self._stream_numbers = itertools.count(1)
         self._readers: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -121,11 +93,6 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         for session_id, events in self._sessions.items():
             events.put_nowait(Failed(session_id, error))
 
-    def close_streams(self) -> None:
-        """Ends every Rounds call."""
-        for outgoing in self._streams.values():
-            outgoing.close()
-
     async def Describe(
         self,
         request: verify_pb2.VerifyServiceDescribeRequest,
@@ -143,7 +110,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         serving = self._ready()
         if self._stalled:
             raise Stalled("this replica's engine makes no progress", retry_after_s=1.0)
-        first = await _first(request_iterator)
+        first = await first_message(request_iterator)
         if first.WhichOneof("request") != "open":
             raise ProtocolBroken("the first message of Generate must be open", field="request")
         request, ending = serving.door.check(first.open)
@@ -205,37 +172,12 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
     ) -> AsyncIterator[verify_pb2.RoundsResponse]:
         """Carries trees in and commits out, for one draft service and many sessions."""
         serving = self._ready()
-        first = await _first(request_iterator)
-        if not first.HasField("hello"):
-            raise ProtocolBroken("the first message of Rounds must hold hello", field="hello")
-        check_hello(first.hello, serving.identity)
-        specs = announced(first.hello)
-        stream = next(self._stream_numbers)
-        outgoing = self._streams[stream] = Outgoing()
-        offer = serving.lanes.offer(lambda lane: self._carry(lane, stream, serving, outgoing))
-        _log.info(
-            "draft service joined", stream=stream, incarnation=f"{first.hello.incarnation_id:016x}"
-        )
-        try:
-            # Before the welcome: joins may come over a lane as soon as that has been read.
-            serving.engine.submit(lambda scheduler, _: scheduler.hello(stream, specs))
-            yield outgoing.welcome(self._describe(serving), offer)
-            first.ClearField("hello")
-            reading = self._read(self._read_rounds(first, request_iterator, stream, serving))
-            outgoing.tasks = [reading, *filter(None, [asyncio.current_task()])]
-            while (message := await outgoing.next()) is not None:
-                if (lane := self._lanes.get(stream)) is not None:
-                    await lane.send(message.SerializeToString())
-                else:
-                    yield message
-        finally:
-            del self._streams[stream]
-            serving.lanes.withdraw(offer)
-            if (lane := self._lanes.pop(stream, None)) is not None:
-                lane.close()
-                self._metrics.lanes(len(self._lanes))
-            serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
-            _log.info("draft service left", stream=stream)
+        first = await first_message(request_iterator)
+        async with aclosing(
+            self.streams.run(first, request_iterator, serving, lambda: self._describe(serving))
+        ) as messages:
+            async for message in messages:
+                yield message
 
     def _ready(self) -> Serving:
         if self._serving is None:
@@ -291,32 +233,19 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
 
     def _dispatch(self, events: list[Event]) -> None:
         """Puts events into the queues of their streams; those of ended streams go nowhere."""
-        now = time.monotonic()
         of_sessions: list[SessionEvent] = []
+        of_streams: list[StreamEvent] = []
         for event in events:
             if isinstance(event, _OF_SESSIONS):
                 of_sessions.append(event)
-            elif (outgoing := self._streams.get(event.stream)) is not None:
-                if not outgoing.add(event, now):
-                    self._drop(event.stream)
-        for stream, lane in self._lanes.items():
-            outgoing = self._streams[stream]
-            while lane.ready and (message := outgoing.take()) is not None:
-                lane.put(message.SerializeToString())
+            else:
+                of_streams.append(event)
         # The next round waits for drafters; what clients are told can be written meanwhile.
+        self.streams.tell(of_streams)
         for event in of_sessions:
             if (queue := self._sessions.get(event.session_id)) is not None:
                 queue.put_nowait(event)
         self._loop.call_soon(self._metrics.observe, events)
-
-    def _drop(self, stream: int) -> None:
-        """Forgets a draft service that does not read; its sessions stop waiting for it at once."""
-        assert self._serving is not None
-        self.num_dropped += 1
-        _log.warning("draft service dropped", stream=stream)
-        self._serving.engine.submit(lambda scheduler, _: scheduler.stream_gone(stream))
-        if (lane := self._lanes.get(stream)) is not None:
-            lane.close()  # who does not read there can still read why
 
     def _read(self, reading: Any) -> asyncio.Task[object]:
         """Keeps a reader alive; it ends by itself when its call does."""
@@ -324,16 +253,6 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._readers.add(task)
         task.add_done_callback(self._readers.discard)
         return task
-
-    async def _applied(self, engine: Engine) -> None:
-        """Returns once the engine has applied everything submitted before."""
-        applied = asyncio.Event()
-
-        def tell(_scheduler: Scheduler, _now: float) -> None:
-            self._loop.call_soon_threadsafe(applied.set)
-
-        engine.submit(tell)
-        await applied.wait()
 
     async def _read_session(
         self,
@@ -363,85 +282,3 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         except grpc.aio.BaseError:
             # The call is over; Generate itself sees to the rest.
             pass
-
-    async def _read_rounds(
-        self,
-        first: verify_pb2.RoundsRequest,
-        requests: AsyncIterator[verify_pb2.RoundsRequest],
-        stream: int,
-        serving: Serving,
-    ) -> None:
-        """Follows a draft service; its half-close ends the stream."""
-        outgoing = self._streams[stream]
-        try:
-            message = first
-            while True:
-                if not self._take(message, stream, serving):
-                    await self._applied(serving.engine)
-                message = await anext(requests)
-                if stream in self._lanes:
-                    raise ProtocolBroken("a message came on the stream, which has a lane")
-        except StopAsyncIteration:
-            outgoing.close()
-        except GraftError as error:
-            outgoing.fail(error)
-        except grpc.aio.BaseError:
-            pass
-
-    def _take(self, message: verify_pb2.RoundsRequest, stream: int, serving: Serving) -> bool:
-        """Passes on what a draft service said; False in a flood.
-
-        The rest is then to be left in the socket until the running step is over.
-        """
-        if message.HasField("hello"):
-            raise ProtocolBroken("hello was sent twice", field="hello")
-        serving.engine.submit(command_of(message, stream, serving.limits, time.monotonic()))
-        return serving.engine.num_unapplied <= _MAX_UNAPPLIED
-
-    def _carry(self, lane: Lane, stream: int, serving: Serving, outgoing: Outgoing) -> None:
-        """Has a lane carry on a stream: what comes there is taken, and both end together.
-
-        Raises:
-            ProtocolBroken: messages have gone out on the stream, and might come after the lane's.
-        """
-        if outgoing.begun:
-            raise ProtocolBroken("a lane was opened for a stream that had begun without it")
-
-        async def go_on() -> None:
-            await self._applied(serving.engine)
-            lane.resume()
-
-        def take(message: bytes) -> None:
-            try:
-                request = verify_pb2.RoundsRequest.FromString(message)
-            except DecodeError:
-                raise ProtocolBroken("what came over the lane is no message") from None
-            if not self._take(request, stream, serving):
-                lane.pause()
-                self._read(go_on())
-
-        def ended(lost: asyncio.Future[GraftError]) -> None:
-            error = lost.result()
-            if isinstance(error, NoReplica):
-                outgoing.close()
-            else:
-                outgoing.fail(error)
-
-        lane.on_message = take
-        lane.lost.add_done_callback(ended)
-        self._lanes[stream] = lane
-        self._metrics.lanes(len(self._lanes))
-        _log.info("lane opened", stream=stream)
-
-
-async def _first(requests: AsyncIterator[Any]) -> Any:
-    """The first message of a call.
-
-    Raises:
-        ProtocolBroken: there was none in time.
-    """
-    try:
-        async with asyncio.timeout(FIRST_MESSAGE_S):
-            return await anext(requests)
-    except (StopAsyncIteration, TimeoutError):
-        raise ProtocolBroken("the call ended, or was silent, before its first message") from None
