@@ -180,7 +180,7 @@ async def test_rows_of_a_prompt_come_in_chunks_before_its_prefix(
 ) -> None:
     prompt = [(5 * i) % 250 for i in range(400)]
     async with (
-        running_verify(tiny_model, max_step_rows=16, max_running=2) as bench,
+        running_verify(tiny_model, max_step_rows=3, max_running=2) as bench,
         drafting(bench, silent(), BF16) as drafter,
     ):
         generation = await bench.generate(prompt, 4, drafter=drafter, spec=BF16)
