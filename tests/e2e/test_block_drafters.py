@@ -76,13 +76,16 @@ def drafting(body: dict[str, Any]) -> dict[str, Any]:
     "case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES]
 )
 async def test_the_text_is_the_one_without_a_drafter(case: str, tmp_path: Path) -> None:
+    # A tiny target may have written a text before the drafter has read its prompt.
+    num_drafted = 0
     async with cluster_with(case, tmp_path) as cluster:
         for law in LAWS:
             for prompt in PROMPTS:
                 plain = await cluster.chat(prompt, speculation="off", max_tokens=30, **law)
                 drafted = await cluster.chat(prompt, speculation="auto", max_tokens=30, **law)
                 assert text(drafted) == text(plain)
-                assert drafting(drafted)["num_draft_tokens"] > 0
+                num_drafted += drafting(drafted)["num_draft_tokens"]
+    assert num_drafted > 0
 
 
 @pytest.mark.parametrize("case", QUICK)
