@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -104,6 +105,18 @@ def up(model: Path) -> Iterator[Up]:
         yield running
 
 
+def wait_ready(url: str) -> None:
+    until = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < until:
+        with (
+            contextlib.suppress(urllib.error.URLError),
+            urllib.request.urlopen(f"{url}/ready", timeout=5.0),
+        ):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the gateway was not ready in time")
+
+
 def streamed(url: str, speculation: str, on_chunk: Callable[[int], None] | None = None) -> str:
     """The text of a streamed chat; `on_chunk` hears the number of each piece of text."""
     body = {
@@ -166,6 +179,7 @@ def test_a_service_killed_in_mid_stream_is_started_again_and_the_text_goes_on(
     up.until(f"{service} died after")
     up.until(f"{service} is back after")
     assert up.pid(service) != pid
+    wait_ready(up.url)  # the supervisor knows before the gateway has asked again
     assert streamed(up.url, "auto") == baseline
 
 
