@@ -49,6 +49,7 @@ async def test_answers_are_the_same_by_whatever_way_drafts_come(model: Path) -> 
             said[way] = await answers(cluster, "auto")
             assert counted(cluster, "graft_accepted_tokens_total") > 0
             assert counted(cluster, "graft_lanes") == (way == "lane")
+            await eventually(lambda: counted(cluster, "graft_session_lanes") == 0)
             if way == "lane":
                 assert await answers(cluster, "off") == said[way]
     assert said["grpc"] == said["relay"] == said["lane"]
@@ -63,3 +64,20 @@ async def test_each_replica_has_a_lane_to_each_drafter(model: Path) -> None:
         await eventually(lambda: counted(cluster, "graft_lanes") == 1)
         await answers(cluster, "auto")
         assert counted(cluster, "graft_lanes") == 1
+
+
+async def test_commits_come_over_a_lane_and_a_lost_one_changes_no_text(model: Path) -> None:
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 400, "ignore_eos": True}
+    async with running_cluster(model) as cluster:
+        plain = await cluster.chat(PROMPTS[0], speculation="off", **fields)
+        asking = asyncio.create_task(cluster.chat(PROMPTS[0], speculation="off", **fields))
+        await eventually(lambda: counted(cluster, "graft_session_lanes") == 1)
+        service = cluster.verifiers[0]._service
+        assert service is not None
+        (outflow,) = service._sessions.values()
+        assert outflow._lane is not None and outflow._lane._transport is not None
+        outflow._lane._transport.abort()
+        body = await asking
+        text = body["choices"][0]["message"]["content"]
+        assert text == plain["choices"][0]["message"]["content"]
+        assert body["usage"]["completion_tokens"] == 400

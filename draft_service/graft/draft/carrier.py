@@ -12,16 +12,13 @@ from typing import Any
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from graft.common import log
-from graft.common.channel import VERIFY_MESSAGE_BYTES, is_loopback
+from graft.common import lane_offer
+from graft.common.channel import VERIFY_MESSAGE_BYTES
 from graft.common.errors import NoReplica, ProtocolBroken
 from graft.common.lane import Lane
 from graft.v1 import verify_pb2
 from graft.v1.verify_pb2 import RoundsRequest, RoundsResponse
 
-_log = log.get("carrier")
-
-_CONNECT_S = 1.0
 _LAST_WORDS_S = 3.0
 
 Call = grpc.aio.StreamStreamCall[RoundsRequest, RoundsResponse]
@@ -43,16 +40,7 @@ class Carrier:
 
     async def connect(self, offer: verify_pb2.Lane) -> bool:
         """False where the socket cannot be reached from here; the token was not sent then."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                await loop.create_unix_connection(lambda: self._lane, offer.path)
-            self._lane.put(offer.token)
-        except (OSError, TimeoutError, NotImplementedError, NoReplica) as error:
-            _log.info("no lane", path=offer.path, reason=str(error))
-            self._lane.close()
-            return False
-        return True
+        return await lane_offer.connect(self._lane, offer)
 
     def close(self) -> None:
         """Ends the lane; the call is left to who made it."""
@@ -129,12 +117,9 @@ async def carrier_for(
 ) -> Carrier | None:
     """A carrier by the lane that a welcome offers; None where there is none or it does not fit.
 
-    address: what was dialled. Another port than the replica's own is a relay's, and a lane would
-    pass it by.
+    address: what was dialled.
     """
-    if not welcome.HasField("lane") or not is_loopback(address):
-        return None
-    if address.rpartition(":")[2] != str(welcome.lane.port):
+    if not welcome.HasField("lane") or not lane_offer.fits(welcome.lane, address):
         return None
     carrier = Carrier(call, take)
     return carrier if await carrier.connect(welcome.lane) else None

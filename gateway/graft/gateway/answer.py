@@ -40,6 +40,18 @@ class Answer:
         Raises:
             GraftError: a choice cannot be finished.
         """
+        if len(self.job.choices) == 1:
+            ended = False
+            try:
+                async with aclosing(self._choice(0, self.job.choices[0])) as events:
+                    async for only in events:
+                        ended = isinstance(only, Finished)
+                        yield only
+            except (asyncio.CancelledError, GeneratorExit):
+                if not ended:
+                    self._services.metrics.cancelled("client")
+                raise
+            return
         queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(_QUEUE_EVENTS)
         tasks = [
             asyncio.create_task(self._run(index, choice, queue))

@@ -33,6 +33,8 @@ from graft.v1.verify_pb2 import FinishReason
 
 _log = log.get("generation")
 _MAX_FRUITLESS_LOSSES = 5
+# Fewer tokens are not worth a connection.
+_LANE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,8 @@ class Generation:
             if not opened.HasField("opened"):
                 raise GraftError("the verify replica did not say that the session is open")
             session = opened.opened.session_id
+            if opened.opened.HasField("lane") and self._plan.stop.max_tokens >= _LANE_TOKENS:
+                reader.take_lane(opened.opened.lane)
             law = self._hold_to(opened.opened)
             if steered is not None:
                 steered.session = session
@@ -292,7 +296,7 @@ class Generation:
                 farewell = verify_pb2.GenerateRequest(
                     cancel=verify_pb2.CancelSession(reason=self.cancel_reason)
                 )
-            self._services.closings.close(call, reader.pending, farewell)
+            reader.close(self._services.closings, farewell)
 
     def _commit(self, message: verify_pb2.TokensCommitted, tier: Tier) -> Committed:
         tokens = tuple(message.tokens)

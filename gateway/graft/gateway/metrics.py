@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from graft.common.metrics import ROUND_SECONDS_BUCKETS
+from graft.common.metrics import ROUND_SECONDS_BUCKETS, Later
 
 _LATENCY_BUCKETS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
@@ -35,6 +35,16 @@ class RoundStages:
 
 
 @dataclass(frozen=True, slots=True)
+class _Round:
+    """What is counted of a round under labels and in histograms."""
+
+    tier: str
+    drafted: int
+    accepted: int
+    stages: RoundStages
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """One gauge read at scrape time: name, help, label name and a value for each label value."""
 
@@ -49,6 +59,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._later: Later[_Round] = Later(self.registry, self._count)
         self.num_drafts = 0
         self.num_drafted = 0
         self.num_accepted = 0
@@ -121,20 +132,27 @@ class Metrics:
         accepted = min(accepted, kept)
         self.num_rounds += 1
         self.num_round_tokens += kept
-        for stage in ("draft", "wire", "verify", "commit"):
-            self._round_seconds.labels(stage).observe(getattr(stages, stage) * _MICROS)
+        self._later.add(_Round(tier, drafted, accepted, stages))
         if not drafted:
-            self._rounds.labels(tier, "plain").inc()
             return
-        outcome = "rejected" if not accepted else "all" if accepted == drafted else "some"
-        self._rounds.labels(tier, outcome).inc()
-        self._tree_nodes.observe(drafted)
-        self._accept_length.observe(accepted + 1)
         self.num_drafts += 1
         self.num_drafted += drafted
         self.num_accepted += accepted
         for position in range(accepted):
             self.accepted_by_position[position] = self.accepted_by_position.get(position, 0) + 1
+
+    def _count(self, one: _Round) -> None:
+        for stage in ("draft", "wire", "verify", "commit"):
+            self._round_seconds.labels(stage).observe(getattr(one.stages, stage) * _MICROS)
+        if not one.drafted:
+            self._rounds.labels(one.tier, "plain").inc()
+            return
+        outcome = "rejected" if not one.accepted else "some"
+        if one.accepted == one.drafted:
+            outcome = "all"
+        self._rounds.labels(one.tier, outcome).inc()
+        self._tree_nodes.observe(one.drafted)
+        self._accept_length.observe(one.accepted + 1)
 
     def fallback(self, reason: str) -> None:
         """A round was plain although the session speculates."""

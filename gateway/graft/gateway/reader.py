@@ -1,23 +1,36 @@
-"""Reads one Generate stream in order. Knows what a failure means; opens and replays nothing."""
+"""Reads one session's messages in order, by whichever way they come. Opens and replays nothing.
+
+They come over the session's call, or over the lane that its replica offers to gateways of the same
+machine. They are numbered, so the two need not agree on when the one takes over from the other; the
+call alone says how the session ends. Knows what a failure means.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
+from graft.common import lane_offer
+from graft.common.channel import VERIFY_MESSAGE_BYTES
 from graft.common.errors import Draining, GraftError, Overloaded, SessionNotFound, Stalled
+from graft.common.lane import Lane
 from graft.common.server import error_from_call
+from graft.gateway.mailbox import Mailbox
 from graft.gateway.replicas import Replica
+from graft.gateway.streams import Closings
 from graft.v1 import verify_pb2
+from graft.v1.verify_pb2 import GenerateRequest, GenerateResponse
 
 _RETRY_AFTER_S = 1.0
+_MAX_AHEAD = 64
+_MAX_EARLY = 1024
 
 VerifyReplica = Replica[verify_pb2.VerifyServiceDescribeResponse]
-Call = grpc.aio.StreamStreamCall[verify_pb2.GenerateRequest, verify_pb2.GenerateResponse]
+Call = grpc.aio.StreamStreamCall[GenerateRequest, GenerateResponse]
 
 
 class Lost(Exception):
@@ -33,17 +46,25 @@ class Elsewhere(Exception):
 
 
 class Reader:
-    """Reads one Generate stream in order, with a watchdog. Errors come out sorted by remedy."""
+    """One session, with a watchdog. Errors come out sorted by remedy. `close` it in the end."""
 
     def __init__(self, call: Call, replica: VerifyReplica, progress_s: float) -> None:
-        self.pending: asyncio.Future[Any] | None = None
         self._call = call
         self._replica = replica
         self._lost = replica.lost
         self._progress_s = progress_s
+        self._came: Mailbox[GenerateResponse] = Mailbox(_MAX_AHEAD)
+        self._early: dict[int, GenerateResponse] = {}
         self._sequence = 0
+        self._last_called = -1
+        self._lane: Lane | None = None
+        self._lane_rests = False
+        self._connecting: asyncio.Task[bool] | None = None
+        self._ended: Exception | None = None
+        self._lost.add_done_callback(self._given_up)
+        self._reading = asyncio.create_task(self._read())
 
-    async def write(self, message: verify_pb2.GenerateRequest) -> None:
+    async def write(self, message: GenerateRequest) -> None:
         """Sends a message. A failure shows in the next read, with its status."""
         writing = asyncio.ensure_future(self._call.write(message))
         await asyncio.wait(
@@ -57,7 +78,7 @@ class Reader:
         if not writing.cancelled():
             writing.exception()
 
-    async def next(self, deadline: float, *, started: bool) -> verify_pb2.GenerateResponse:
+    async def next(self, deadline: float, *, started: bool) -> GenerateResponse:
         """The next message.
 
         Raises:
@@ -66,35 +87,101 @@ class Reader:
             GraftError: anything that another replica would not mend.
         """
         left_s = deadline - time.monotonic()
-        limit_s = min(left_s, self._progress_s) if started else left_s
-        read: asyncio.Future[Any] = asyncio.ensure_future(self._call.read())
-        self.pending = read
-        await asyncio.wait(
-            {read, self._lost}, timeout=max(0.0, limit_s), return_when=asyncio.FIRST_COMPLETED
-        )
-        if not read.done():
-            if self._lost.done():
-                raise Lost(self._replica.detail or "the replica was given up")
-            raise Stalled(f"no token came for {limit_s:.1f} s", retry_after_s=_RETRY_AFTER_S)
-        self.pending = None
-        if read.cancelled():
-            raise Lost("CANCELLED")
-        failure = read.exception()
-        if isinstance(failure, grpc.aio.AioRpcError):
-            raise _sorted_error(failure, opened=self._sequence > 0) from None
-        if failure is not None:
-            raise Lost(str(failure))
-        message = read.result()
-        if not isinstance(message, verify_pb2.GenerateResponse):
-            raise Lost("the stream ended without a finish")
-        if message.sequence != self._sequence:
-            raise GraftError(
-                f"message {message.sequence} of the verify replica came in place of "
-                f"{self._sequence}"
-            )
-        self._sequence += 1
-        self._replica.heard()
+        limit_s = max(0.0, min(left_s, self._progress_s) if started else left_s)
+        try:
+            message = await self._came.get(limit_s)
+        except TimeoutError:
+            text = f"no token came for {limit_s:.1f} s"
+            raise Stalled(text, retry_after_s=_RETRY_AFTER_S) from None
+        if self._lane_rests and self._lane is not None and not self._came.full:
+            self._lane_rests = False
+            self._lane.resume()
         return message
+
+    def take_lane(self, offer: verify_pb2.Lane) -> None:
+        """Has messages come over the lane from now on, where it can be reached from here."""
+        if not lane_offer.fits(offer, self._replica.address):
+            return
+        self._lane = Lane(self._take_frame, VERIFY_MESSAGE_BYTES)
+        self._lane.lost.add_done_callback(lambda _: self._conclude())
+        self._connecting = asyncio.create_task(lane_offer.connect(self._lane, offer))
+
+    def close(self, closings: Closings, farewell: GenerateRequest | None) -> None:
+        """Reads no more; the call is wound up in the background, after `farewell` if any."""
+        self._lost.remove_done_callback(self._given_up)
+        self._came.fail(Lost("the reader was closed"))
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._lane is not None:
+            self._lane.close()
+        closings.close(self._call, self._reading, farewell)
+
+    async def _read(self) -> None:
+        """Follows the call to its end, whatever that is."""
+        try:
+            while isinstance(message := await self._call.read(), GenerateResponse):
+                self._last_called = max(self._last_called, message.sequence)
+                self._take(message)
+                if self._came.full:
+                    await self._came.room()
+            self._ended = Lost("the stream ended without a finish")
+        except grpc.aio.AioRpcError as failure:
+            self._ended = _sorted_error(failure, opened=self._sequence > 0)
+        except asyncio.CancelledError:
+            self._ended = Lost("CANCELLED")
+        except Exception as failure:
+            self._ended = Lost(str(failure))
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """What the call ended with comes after all that was sent over the lane."""
+        if self._lane is not None and not self._lane.lost.done():
+            return
+        if self._ended is not None:
+            self._came.fail(self._ended)
+        elif self._sequence <= self._last_called:
+            # The call's are in order, so what is missing was on the lane.
+            self._came.fail(Lost("the lane was lost with messages on it"))
+
+    def _take_frame(self, frame: bytes) -> None:
+        try:
+            message = GenerateResponse.FromString(frame)
+        except DecodeError:
+            self._came.fail(GraftError("what came over the lane is no message"))
+            return
+        self._take(message)
+        if self._came.full and self._lane is not None:
+            self._lane_rests = True
+            self._lane.pause()
+
+    def _take(self, message: GenerateResponse) -> None:
+        """Hands on a message, and those after it that came before it."""
+        self._replica.heard()
+        if message.sequence != self._sequence:
+            self._keep(message)
+            return
+        following: GenerateResponse | None = message
+        while following is not None:
+            self._sequence += 1
+            self._came.put(following)
+            following = self._early.pop(self._sequence, None) if self._early else None
+
+    def _keep(self, message: GenerateResponse) -> None:
+        """Keeps a message until those before it have come by the other way."""
+        ahead = message.sequence - self._sequence
+        if self._lane is None or message.sequence in self._early or not 0 < ahead < _MAX_EARLY:
+            self._came.fail(
+                GraftError(
+                    f"message {message.sequence} of the verify replica came in place of "
+                    f"{self._sequence}"
+                )
+            )
+            return
+        self._early[message.sequence] = message
+        self._conclude()
+
+    def _given_up(self, _: asyncio.Future[None]) -> None:
+        self._came.fail(Lost(self._replica.detail or "the replica was given up"))
 
 
 def _sorted_error(failure: grpc.aio.AioRpcError, *, opened: bool) -> Exception:

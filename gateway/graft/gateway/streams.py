@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import grpc.aio
-
-_EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs do not know it
 
 
 async def settle(task: asyncio.Future[Any]) -> None:
@@ -30,12 +27,12 @@ class Closings:
         """Calls not wound up yet; it falls to zero within the limit."""
         return len(self._tasks)
 
-    def close(self, call: Any, read: asyncio.Future[Any] | None, farewell: Any | None) -> None:
+    def close(self, call: Any, reading: asyncio.Future[Any], farewell: Any | None) -> None:
         """Ends a call: says `farewell`, half-closes, waits for the peer's end, then cancels.
 
-        `read` is the read still under way, where there is one.
+        reading: what reads the call to its end.
         """
-        task = asyncio.create_task(self._close(call, read, farewell))
+        task = asyncio.create_task(self._close(call, reading, farewell))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -44,29 +41,21 @@ class Closings:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _close(self, call: Any, read: asyncio.Future[Any] | None, farewell: Any) -> None:
-        ending = asyncio.create_task(_end(call, read, farewell))
+    async def _close(self, call: Any, reading: asyncio.Future[Any], farewell: Any) -> None:
+        ending = asyncio.create_task(_end(call, reading, farewell))
         try:
             await asyncio.wait({ending}, timeout=self._limit_s)
         finally:
             call.cancel()
             await settle(ending)
-            if read is not None:
-                await settle(read)
+            await settle(reading)
 
 
-async def _end(call: Any, read: asyncio.Future[Any] | None, farewell: Any) -> None:
+async def _end(call: Any, reading: asyncio.Future[Any], farewell: Any) -> None:
     try:
         if farewell is not None:
             await call.write(farewell)
         await call.done_writing()
-        if read is not None:
-            await asyncio.wait({read})
-            if read.cancelled() or read.exception() is not None:
-                return
-            if read.result() is _EOF:
-                return
-        while await call.read() is not _EOF:
-            pass
+        await asyncio.wait({reading})
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return

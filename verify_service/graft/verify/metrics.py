@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from graft.common.metrics import ROUND_SECONDS_BUCKETS
+from graft.common.metrics import ROUND_SECONDS_BUCKETS, Later
 from graft.v1.verify_pb2 import FinishReason, PlainReason
 from graft.verify.events import Committed, Event
 from graft.verify.tally import Tally, refusals
@@ -28,6 +28,7 @@ class VerifyMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._later: Later[Committed] = Later(self.registry, self._count)
         self._tree_nodes = Histogram(
             "graft_tree_nodes",
             "Nodes of a verified tree, root included",
@@ -57,6 +58,14 @@ class VerifyMetrics:
             "graft_lanes", "Draft streams that go over a lane", registry=self.registry
         )
 
+        self._session_lanes = Gauge(
+            "graft_session_lanes", "Sessions whose commits go over a lane", registry=self.registry
+        )
+
+    def session_lanes(self, change: int) -> None:
+        """Says that so many sessions more have a lane, or fewer."""
+        self._session_lanes.inc(change)
+
     def lanes(self, count: int) -> None:
         """Says how many draft streams go over a lane now."""
         self._lanes.set(count)
@@ -75,18 +84,20 @@ class VerifyMetrics:
     def observe(self, events: Iterable[Event]) -> None:
         """Counts the rounds among the events in the histograms."""
         for event in events:
-            if not isinstance(event, Committed):
-                continue
-            timing = event.timing
-            self._stage("verify", timing.forward_s)
-            self._stage("commit", timing.choice_s)
-            if event.plain_reason == PlainReason.PLAIN_REASON_PREFILL:
-                continue
-            self._accept_length.observe(len(event.tokens))
-            self._tree_nodes.observe(event.num_drafted + 1)
-            if event.num_drafted:
-                self._stage("draft", timing.draft_s)
-                self._stage("wire", max(0.0, timing.tree_wait_s - timing.draft_s))
+            if isinstance(event, Committed):
+                self._later.add(event)
+
+    def _count(self, event: Committed) -> None:
+        timing = event.timing
+        self._stage("verify", timing.forward_s)
+        self._stage("commit", timing.choice_s)
+        if event.plain_reason == PlainReason.PLAIN_REASON_PREFILL:
+            return
+        self._accept_length.observe(len(event.tokens))
+        self._tree_nodes.observe(event.num_drafted + 1)
+        if event.num_drafted:
+            self._stage("draft", timing.draft_s)
+            self._stage("wire", max(0.0, timing.tree_wait_s - timing.draft_s))
 
     def _stage(self, stage: str, seconds: float) -> None:
         self._round_seconds.labels(stage).observe(seconds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -18,11 +17,10 @@ import grpc.aio
 
 from graft.common import log
 from graft.common.channel import PROTOCOL_REVISION
-from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled, reason_name
+from graft.common.errors import GraftError, NoReplica, ProtocolBroken, Stalled
 from graft.common.grammar import GRAMMAR_KINDS
 from graft.common.tracing import OFF, Tracing
 from graft.v1 import verify_pb2, verify_pb2_grpc
-from graft.v1.verify_pb2 import FinishReason
 from graft.verify.door import ACCEPT_RULES, tree_deadline
 from graft.verify.engine import Engine
 from graft.verify.events import (
@@ -35,12 +33,12 @@ from graft.verify.events import (
     StreamEvent,
 )
 from graft.verify.metrics import VerifyMetrics
+from graft.verify.outflow import Outflow
 from graft.verify.serving import Serving
 from graft.verify.session import Session
 from graft.verify.streams import Streams, first_message
 from graft.verify.tally import refusals
 from graft.verify.traced import SessionSpan
-from graft.verify.wire import committed_message, finished_message
 
 _log = log.get("service")
 
@@ -59,7 +57,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         self._loop = asyncio.get_running_loop()
         self._serving: Serving | None = None
         self._stalled = False
-        self._sessions: dict[int, asyncio.Queue[SessionEvent]] = {}
+        self._sessions: dict[int, Outflow] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,8 +88,8 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
 
     def fail_sessions(self, error: GraftError) -> None:
         """Ends every Generate call by an error."""
-        for session_id, events in self._sessions.items():
-            events.put_nowait(Failed(session_id, error))
+        for session_id, outflow in self._sessions.items():
+            outflow.tell(Failed(session_id, error))
 
     async def Describe(
         self,
@@ -126,39 +124,31 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             committed = request.committed.tolist()
             session.grammar = await serving.grammars.session(request.grammar, committed)
         session_id = session.session_id
-        events: asyncio.Queue[SessionEvent] = asyncio.Queue()
-        self._sessions[session_id] = events
+        span = SessionSpan(self._tracing, session)
+        outflow = Outflow(span, serving.lanes, self._metrics, self._opened(session))
+        self._sessions[session_id] = outflow
         self._idle.clear()
         serving.engine.submit(lambda scheduler, now: scheduler.open(session, now))
-        self._read(self._read_session(request_iterator, session_id, serving.engine, events))
-        span = SessionSpan(self._tracing, session)
-        end = "left"
+        self._read(self._read_session(request_iterator, session_id, serving.engine, outflow))
         try:
-            for sequence in itertools.count():
-                event = await events.get()
-                if isinstance(event, Failed):
-                    end = reason_name(event.error.reason)
-                    raise event.error
-                if isinstance(event, Committed):
-                    span.committed(event)
-                message = self._session_message(event, session)
-                message.sequence = sequence
+            while True:
+                message = await outflow.next()
                 yield message
-                if isinstance(event, Finished):
-                    end = FinishReason.Name(event.reason).removeprefix("FINISH_REASON_").lower()
+                if message.HasField("finished"):
                     return
         finally:
+            outflow.close()
             del self._sessions[session_id]
             if not self._sessions:
                 self._idle.set()
             # Does nothing to a session that has ended.
             serving.engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
-            span.ended(end)
+            span.ended(outflow.end)
             _log.info(
                 "session ended",
                 session=f"{session_id:016x}",
                 request=request.request_id,
-                end=end,
+                end=outflow.end,
                 prompt=session.prompt_length,
                 tokens=session.generated,
                 rounds=session.num_rounds,
@@ -189,27 +179,17 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
             pass
         return session_id
 
-    def _session_message(
-        self, event: Opened | Committed | Finished, session: Session
-    ) -> verify_pb2.GenerateResponse:
-        match event:
-            case Opened():
-                return verify_pb2.GenerateResponse(
-                    opened=verify_pb2.SessionOpened(
-                        session_id=session.session_id,
-                        ticket=session.ticket,
-                        cached_token_count=event.cached_tokens,
-                        incarnation_id=self.incarnation_id,
-                        rule=session.request.sampling.rule,
-                        threshold_single=session.request.sampling.threshold_single,
-                        threshold_acc=session.request.sampling.threshold_acc,
-                        simulated=self._ready().description.HasField("simulated"),
-                    )
-                )
-            case Committed():
-                return verify_pb2.GenerateResponse(committed=committed_message(event))
-            case Finished():
-                return verify_pb2.GenerateResponse(finished=finished_message(event))
+    def _opened(self, session: Session) -> verify_pb2.SessionOpened:
+        sampling = session.request.sampling
+        return verify_pb2.SessionOpened(
+            session_id=session.session_id,
+            ticket=session.ticket,
+            incarnation_id=self.incarnation_id,
+            rule=sampling.rule,
+            threshold_single=sampling.threshold_single,
+            threshold_acc=sampling.threshold_acc,
+            simulated=self._ready().description.HasField("simulated"),
+        )
 
     def _describe(self, serving: Serving) -> verify_pb2.VerifyServiceDescribeResponse:
         snapshot = serving.engine.snapshot()
@@ -243,9 +223,9 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         # The next round waits for drafters; what clients are told can be written meanwhile.
         self.streams.tell(of_streams)
         for event in of_sessions:
-            if (queue := self._sessions.get(event.session_id)) is not None:
-                queue.put_nowait(event)
-        self._loop.call_soon(self._metrics.observe, events)
+            if (outflow := self._sessions.get(event.session_id)) is not None:
+                outflow.tell(event)
+        self._metrics.observe(events)
 
     def _read(self, reading: Any) -> asyncio.Task[object]:
         """Keeps a reader alive; it ends by itself when its call does."""
@@ -259,7 +239,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
         requests: AsyncIterator[verify_pb2.GenerateRequest],
         session_id: int,
         engine: Engine,
-        events: asyncio.Queue[SessionEvent],
+        outflow: Outflow,
     ) -> None:
         """Follows the gateway's side of a session; its half-close cancels what is left of it."""
         try:
@@ -278,7 +258,7 @@ class VerifyService(verify_pb2_grpc.VerifyServiceServicer):
                         raise ProtocolBroken("open was sent twice", field="open")
             engine.submit(lambda scheduler, _: scheduler.cancel(session_id))
         except GraftError as error:
-            events.put_nowait(Failed(session_id, error))
+            outflow.tell(Failed(session_id, error))
         except grpc.aio.BaseError:
             # The call is over; Generate itself sees to the rest.
             pass

@@ -1,7 +1,8 @@
 """What happens to every HTTP request before a route sees it. Knows no route's meaning.
 
 In this order: the request id, folding of the path, the API key, the media type, the size of the
-body, which is read here so that nothing is parsed before its size is known.
+body, which is read here so that nothing is parsed before its size is known. `send` in the state is
+the server's own, for the pieces of a stream that has begun.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Front:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         state = dict(scope.get("state") or {})
-        state.update(request_id=request_id, tenant="", client_gone=False)
+        state.update(request_id=request_id, tenant="", client_gone=False, send=send)
         scope = {**scope, "path": path, "raw_path": path.encode(), "state": state}
         inner = _as_routed(scope)
         status = 0

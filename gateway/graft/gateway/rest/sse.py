@@ -7,11 +7,12 @@ door is a plain HTTP error. Later failures are one error event, after which the 
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +22,7 @@ from graft.common.errors import GraftError
 from graft.gateway.job import ChoiceEvent, Delta, Finished, Started
 from graft.gateway.rest.errors import error_body
 from graft.gateway.rest.follow import ClientGone, Following
+from graft.gateway.streams import settle
 
 _log = log.get("sse")
 _DONE = b"data: [DONE]\n\n"
@@ -53,8 +55,7 @@ class Shaper(Protocol):
 
     def wire(self, body: Mapping[str, Any]) -> bytes:
         """One object as an event."""
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        return b"data: " + text.encode() + b"\n\n"
+        return b"data: " + to_json(body, inf_nan_mode="constants") + b"\n\n"
 
     @property
     def ending(self) -> bytes:
@@ -112,6 +113,8 @@ class EventStream(Response):
         self._shaper = shaper
         self._pacing = Pacing(cadence.interval)
         self._keepalive_s = cadence.keepalive_s
+        self._said_at = time.monotonic()
+        self._sending_since: float | None = None
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
@@ -133,43 +136,69 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
+            # In a task of its own and past the applications around this one: each of those twenty
+            # would be resumed for every piece.
+            send = scope["state"]["send"]
+            writing = asyncio.create_task(self._write(send))
             try:
-                async for chunk in self._chunks():
-                    async with asyncio.timeout(_SEND_TIMEOUT_S):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except ClientGone:
-                return
+                await self._attend(writing, send)
             except TimeoutError:
                 scope["state"]["client_gone"] = True
                 _log.warning("client did not read", seconds=_SEND_TIMEOUT_S)
-                return
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                writing.cancel()
+                await settle(writing)
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+    async def _attend(self, writing: asyncio.Task[None], send: Send) -> None:
+        """Speaks up where the stream is silent for long, until it is written.
+
+        Raises:
+            TimeoutError: the client does not read.
+        """
+        while not writing.done():
+            since, limit_s = self._said_at, self._keepalive_s
+            if self._sending_since is not None:
+                since, limit_s = self._sending_since, _SEND_TIMEOUT_S
+            left_s = since + limit_s - time.monotonic()
+            if left_s > 0:
+                await asyncio.wait({writing}, timeout=left_s)
+            elif self._sending_since is not None:
+                raise TimeoutError
+            else:
+                async with asyncio.timeout(_SEND_TIMEOUT_S):
+                    await self._say(send, _KEEP_ALIVE)
+        writing.result()
+
+    async def _write(self, send: Send) -> None:
         try:
-            event = self._first
-            while True:
-                if event is None:
-                    yield _KEEP_ALIVE
-                else:
-                    objects = self._objects(event)
-                    if objects:
-                        yield b"".join(map(self._shaper.wire, objects))
-                try:
-                    event = await self._following.next(self._keepalive_s)
-                    if event is None:
-                        break
-                except TimeoutError:
-                    event = None
-            yield b"".join([*map(self._shaper.wire, self._shaper.last()), self._shaper.ending])
+            await self._events(send)
+        except ClientGone:
+            return
         except GraftError as error:
             _log.warning("stream failed", error=str(error))
-            yield self._failure(error)
-        except ClientGone:
-            raise
+            await self._say(send, self._failure(error))
         except Exception:
             _log.exception("stream failed")
-            yield self._failure(GraftError("internal error"))
+            await self._say(send, self._failure(GraftError("internal error")))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self, send: Send) -> None:
+        if self._first is None:
+            await self._say(send, _KEEP_ALIVE)
+            self._first = await self._following.next()
+        event = self._first
+        while event is not None:
+            if objects := self._objects(event):
+                await self._say(send, b"".join(map(self._shaper.wire, objects)))
+            event = await self._following.next()
+        await self._say(
+            send, b"".join([*map(self._shaper.wire, self._shaper.last()), self._shaper.ending])
+        )
+
+    async def _say(self, send: Send, chunk: bytes) -> None:
+        self._said_at = self._sending_since = time.monotonic()
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._sending_since = None
 
     def _failure(self, error: GraftError) -> bytes:
         return b"".join(map(self._shaper.wire, self._shaper.failed(error)))
@@ -200,10 +229,8 @@ async def begin(
     """
     following = Following(events, request)
     try:
-        try:
-            first = await following.next(cadence.keepalive_s)
-        except TimeoutError:
-            first = None
+        there = await following.first(cadence.keepalive_s)
+        first = await following.next() if there else None
     except BaseException:
         await following.close()
         raise
