@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,50 @@ async def test_keep_alives_come_while_nothing_else_does(tmp_path: Path) -> None:
             go.set()
             rest = [line async for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
+
+
+async def test_keep_alives_come_between_pieces(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def wait(num_committed: int) -> None:
+        if num_committed == 2:
+            await go.wait()
+
+    script = Script(SAY, before_commit=wait)
+    async with running_front(tmp_path, [script], keepalive_s=0.05) as front:
+        body = {"prompt": PROMPT, "stream": True, "max_tokens": 4}
+        async with front.client.stream("POST", "/v1/completions", json=body) as response:
+            seen: list[str] = []
+            async for line in response.aiter_lines():
+                seen += [line] if line else []
+                if seen[-2:] == [": keep-alive"] * 2:
+                    go.set()
+        assert [json.loads(one[6:])["choices"][0]["text"] for one in seen[:2]] == ["a", "b"]
+        assert seen[2:4] == [": keep-alive"] * 2
+        assert seen[-1] == "data: [DONE]"
+
+
+async def test_a_client_that_does_not_read_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its sockets do not take waits in the gateway no longer than the limit."""
+    monkeypatch.setattr("graft.gateway.rest.sse._SEND_TIMEOUT_S", 0.2)
+    script = Script(SAY * 1000, widths=(8,), describe={"context_length": 1 << 20})
+    async with running_front(tmp_path, [script], keepalive_s=0.1) as front:
+        url = front.client.base_url
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((url.host, url.port))
+        fields = {"prompt": PROMPT, "stream": True, "max_tokens": 400_000, "logprobs": 20}
+        body = json.dumps(fields).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        await front.verify.until(lambda: front.verify.num_open == 1)
+        # The session ends although nothing was read, and the client is told no end.
+        await front.verify.until(lambda: front.verify.num_open == 0)
+        metrics = (await front.client.get("/metrics")).text
+        assert 'graft_requests_total{code="499",route="/v1/completions"} 1.0' in metrics
+        client.close()
 
 
 async def test_token_origins_come_when_asked_for(front: Front) -> None:

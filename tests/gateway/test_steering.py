@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 from graft.common.tier import Tier
 from graft.gateway.metrics import Metrics
 from graft.gateway.steering import Steering, cut_offers
 from graft.gateway.tiers.choose import Offer
 from graft.gateway.tiers.controller import FixedPilot, make_policy
 from graft.gateway.tiers.seen import Seen, Switch
+from graft.testing.front import running_front
+from graft.testing.scripted_draft import ScriptedDraft
+from graft.testing.scripted_verify import Script
 from graft.v1.verify_pb2 import PlainReason, RoundTiming, TokensCommitted
 
 CHAIN = Tier("eagle", 4, 1, 5)
@@ -110,3 +116,50 @@ def test_a_commit_without_times_is_no_reason_to_fail() -> None:
 def test_offers_are_cut_to_verify_and_to_the_accept_rule() -> None:
     (cut,) = cut_offers([Offer(Tier("eagle", 6, 4, 24), 64, 16)], 12, 4, chains_only=True)
     assert cut == Offer(Tier("eagle", 4, 1, 12), 12, 4)
+
+
+class LateStart(FixedPilot):
+    """Drafts from the third round on."""
+
+    def __init__(self) -> None:
+        super().__init__(Tier("ngram"))
+        self.num_rounds = 0
+
+    def observe(self, seen: Seen, now: float) -> Switch | None:
+        self.num_rounds += 1
+        if self.num_rounds != 3:
+            return None
+        before, self.tier = self.tier, Tier("ngram", 4, 1, 5)
+        return Switch(before, self.tier, "gain", "")
+
+
+class LateStarts(ScriptedPolicy):
+    def open(self, *_: object) -> LateStart:  # type: ignore[override]
+        return LateStart()
+
+
+async def test_a_session_that_does_not_draft_has_no_drafter_until_it_does(tmp_path: Path) -> None:
+    """A drafter would read its prompt, and follow its text, for nothing."""
+    drafter, seen = ScriptedDraft("ngram"), asyncio.Event()
+
+    async def wait(num_committed: int) -> None:
+        if num_committed == 3:
+            assert not drafter.attended and not drafter.tiers
+        elif num_committed == 6:
+            await drafter.until(lambda: bool(drafter.attended))
+            seen.set()
+
+    script = Script(list(b"abcdefghijkl"), before_commit=wait)
+    settings = {"tiers": "goodput", "speculation": "auto"}
+    async with running_front(tmp_path, [script], [drafter], **settings) as front:
+        front.server.gateway.steering._policy = LateStarts()
+        body = (await front.complete(max_tokens=10)).json()
+        assert body["choices"][0]["text"] == "abcdefghij"
+        assert seen.is_set()
+        (session,) = drafter.attended.values()
+        assert (session.tier.num_steps, session.tier.num_draft_tokens) == (4, 5)
+        await drafter.until(lambda: bool(drafter.released))
+        assert front.verify.opened[0].speculate and not front.verify.opened[0].tree_deadline_micros
+        # The next session never comes so far, and no drafter hears of it.
+        await front.complete(max_tokens=2)
+        assert len(drafter.attended) == len(drafter.released) == 1

@@ -146,9 +146,19 @@ class Generation:
             replica.address, offers, max(1, num_sessions(replica)), context
         )
 
-    async def _turn(self, switch: Switch, session: int, reader: Reader) -> None:
-        """Tells the drafter its new tier, and verify whether there is a tree to wait for."""
-        self._services.attendants.set_tier(session, switch.after)
+    def _attend(self, opened: verify_pb2.SessionOpened, replica: VerifyReplica, tier: Tier) -> None:
+        wish = placement.Wish(
+            opened.session_id,
+            opened.ticket,
+            replica.address,
+            tier,
+            traceparent(),
+            self._plan.prediction,
+        )
+        self._services.attendants.attend(wish)
+
+    async def _turn(self, switch: Switch, reader: Reader) -> None:
+        """Tells verify whether there is a tree to wait for."""
         if switch.before.off != switch.after.off:
             micros = 0 if switch.after.off else self._limits.tree_micros
             await reader.write(_deadline_message(micros))
@@ -222,7 +232,7 @@ class Generation:
         )
         reader = Reader(call, replica, self._limits.progress_s)
         session: int | None = None
-        ended = False
+        ended = attended = False
         replica.num_sessions += 1
         self._services.metrics.sessions_open.inc()
         try:
@@ -236,17 +246,9 @@ class Generation:
             law = self._hold_to(opened.opened)
             if steered is not None:
                 steered.session = session
-            if speculate:
-                self._services.attendants.attend(
-                    placement.Wish(
-                        session,
-                        opened.opened.ticket,
-                        replica.address,
-                        tier,
-                        traceparent(),
-                        self._plan.prediction,
-                    )
-                )
+            if not tier.off:
+                self._attend(opened.opened, replica, tier)
+                attended = True
             yield Opened(
                 num_cached=opened.opened.cached_token_count,
                 tier=tier,
@@ -264,19 +266,16 @@ class Generation:
                     commit = self._commit(message.committed, tier)
                     switch = None if steered is None else steered.observe(message.committed)
                     if switch is not None:
-                        await self._turn(switch, session, reader)
+                        # A drafter reads no prompt of a session that never drafts.
+                        if attended:
+                            self._services.attendants.set_tier(session, switch.after)
+                        elif not switch.after.off:
+                            self._attend(opened.opened, replica, switch.after)
+                            attended = True
+                        await self._turn(switch, reader)
                     if not speculate and (late := self._late_tier(replica)) is not None:
-                        speculate, tier = True, late
-                        self._services.attendants.attend(
-                            placement.Wish(
-                                session,
-                                opened.opened.ticket,
-                                replica.address,
-                                tier,
-                                traceparent(),
-                                self._plan.prediction,
-                            )
-                        )
+                        speculate, attended, tier = True, True, late
+                        self._attend(opened.opened, replica, tier)
                         await reader.write(_deadline_message(self._limits.tree_micros))
                     yield commit
                 elif message.HasField("finished"):
@@ -289,7 +288,7 @@ class Generation:
             self._services.metrics.sessions_open.dec()
             if steered is not None:
                 steered.close()
-            if session is not None and speculate:
+            if session is not None and attended:
                 self._services.attendants.release(session)
             farewell = None
             if not ended and session is not None and not call.done():

@@ -121,11 +121,10 @@ class Capturer:
             index = np.array([row for _, rows in parts for row in rows], np.int64)
             chosen = captured.index_select(0, torch.from_numpy(index).to(captured.device))
             states = self._states(chosen, plan.capture.layers, spec)
-            values = states.float().cpu().numpy()
-            done = 0
-            for taken, rows in parts:
-                payload = _payload(values[done : done + len(rows)], spec)
-                done += len(rows)
+            payloads = _payloads(
+                states.float().cpu().numpy(), [len(rows) for _, rows in parts], spec
+            )
+            for (taken, _), payload in zip(parts, payloads, strict=True):
                 former = settled[taken.place]
                 added = (*former.features, Captured(spec, taken.start, payload))
                 settled[taken.place] = replace(former, features=added)
@@ -192,10 +191,19 @@ def _wanted(work: Work) -> tuple[int, int]:
     return start, start - work.start
 
 
-def _payload(
-    values: np.ndarray[tuple[int, ...], np.dtype[np.float32]], spec: FeatureSpec
-) -> bytes | None:
+def _payloads(
+    values: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    counts: Sequence[int],
+    spec: FeatureSpec,
+) -> list[bytes | None]:
+    """The rows as bytes, cut into parts; None for a part with a row that has none."""
     try:
-        return encode(values, spec.codec).tobytes()
+        lines = encode(values, spec.codec)
     except NumericFailure:
-        return None
+        if len(counts) == 1:
+            return [None]
+        # Whose row it is shows when they are taken one by one.
+        parts = np.split(values, np.cumsum(counts)[:-1])
+        return [_payloads(part, [len(part)], spec)[0] for part in parts]
+    ends = np.cumsum(counts).tolist()
+    return [lines[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]

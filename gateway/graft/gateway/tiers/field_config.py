@@ -1,7 +1,7 @@
 """The field's adaptive config: a JSON file as SGLang reads it, its presets, and one of ours.
 
 long_chains is for a drafter that is hardly ever wrong and takes its time on the cores: long
-chains for a session or two, short ones for four, none where more fill a step by themselves.
+chains for up to three sessions, none where more fill a step by themselves.
 
 Knows keys and defaults; decides nothing.
 """
