@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from graft.bench.ask import Client
 from graft.bench.direct import paired
 from graft.bench.one_process import load_one
 from graft.bench.rounds import STAGES
@@ -24,9 +25,11 @@ async def test_services_and_one_process_write_the_same(tmp_path: Path, sampling:
     config.write_text("verify: {kv_tokens: 2048}\n")
     one = load_one(str(model), "fp32", 1, config)
     heard: list[None] = []
-    async with running_cluster(model) as cluster:
+    async with running_cluster(model) as cluster, Client(str(cluster.client.base_url)) as client:
         async with paired(cluster.verify_addresses[0], cluster.draft_addresses[0]) as pair:
-            split = await measure(pair, one, PROMPTS, 24, sampling, lambda: heard.append(None))
+            split = await measure(
+                pair, one, client, PROMPTS, 24, sampling, lambda: heard.append(None)
+            )
     answer = split.as_json()
     assert answer["same_text"]
     assert len(heard) == 2 * (len(PROMPTS) + 1)
@@ -36,5 +39,11 @@ async def test_services_and_one_process_write_the_same(tmp_path: Path, sampling:
     assert plain["draft_ms"] == plain["wire_ms"] == 0 < drafted["draft_ms"]
     assert answer["plain, one process"]["rows"] == 1
     assert all(answer["speculative, services"][f"{stage}_ms"] >= 0 for stage in STAGES)
+    assert len(split.gateway) == len(PROMPTS) and min(split.gateway) > 0
+    expected = [
+        seconds / (passage.wall / len(passage.rounds))
+        for seconds, passage in zip(split.gateway, split.one_process[0].passages, strict=True)
+    ]
+    assert answer["gateway_overhead_plain"] == round(sum(expected) / 2 - 1, 4)
     page = split.page({})
     assert len(page.tables[0].columns) == 5 and not page.notes

@@ -1,19 +1,23 @@
 """Measures where a round's time goes, and what three processes cost against one.
 
 For every prompt the services and the same code in this process take turns, plain and speculative,
-so that a busy moment of the machine hits all of them.
+and plain once more through the gateway, so that a busy moment of the machine hits all of them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graft.bench.ask import Client
 from graft.bench.direct import Pair
 from graft.bench.one_process import OneProcess
 from graft.bench.report.page import Bars, Page, Table
 from graft.bench.rounds import STAGES, Mode, Passage, overhead, same_text
+from graft.bench.streamed import seconds_a_token
 from graft.common.sampling import Sampling
 
 _KINDS = ("plain", "speculative")
@@ -21,10 +25,14 @@ _KINDS = ("plain", "speculative")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One run: the services' modes, then those of one process, in the order of the kinds."""
+    """One run: the services' modes, then those of one process, in the order of the kinds.
+
+    gateway: seconds a token of every prompt, plain, as a client of the gateway reads it.
+    """
 
     services: tuple[Mode, Mode]
     one_process: tuple[Mode, Mode]
+    gateway: tuple[float, ...]
 
     @property
     def modes(self) -> list[Mode]:
@@ -37,6 +45,13 @@ class Split:
         found: dict[str, Any] = {mode.name: mode.as_json() for mode in self.modes}
         for kind, split, whole in zip(_KINDS, self.services, self.one_process, strict=True):
             found[f"split_overhead_{kind}"] = round(overhead(split, whole), 4)
+        ratios = [
+            seconds * len(passage.rounds) / passage.wall
+            for seconds, passage in zip(self.gateway, self.one_process[0].passages, strict=True)
+            if passage.wall
+        ]
+        found["gateway_ms_a_token"] = round(statistics.median(self.gateway) * 1e3, 3)
+        found["gateway_overhead_plain"] = round(statistics.median(ratios) - 1, 4)
         found["same_text"] = same_text(self.modes)
         return found
 
@@ -53,7 +68,11 @@ class Split:
             "rounds",
             "Where the time of a round goes",
             answer,
-            {**facts, **{f"overhead of the split, {kind}": cost for kind, cost in costs.items()}},
+            {
+                **facts,
+                **{f"overhead of the split, {kind}": cost for kind, cost in costs.items()},
+                "overhead of the gateway, plain": f"{answer['gateway_overhead_plain']:.1%}",
+            },
             [Table("Means of a round", ("", *lines), rows)],
             [Bars("Stages of a round", "ms", bars)],
             () if answer["same_text"] else ("The modes wrote different texts.",),
@@ -63,17 +82,21 @@ class Split:
 async def measure(
     pair: Pair,
     one: OneProcess,
+    gateway: Client,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     sampling: Sampling,
     on_passage: Callable[[], None] | None = None,
 ) -> Split:
-    """Runs every prompt four times. The first prompt is run once more, to warm up.
+    """Runs every prompt five times. The first prompt is run once more, to warm up.
+
+    gateway: one before the same replicas.
 
     Raises:
         GraftError: a session failed.
     """
     passages: list[list[Passage]] = [[], [], [], []]
+    streamed: list[float] = []
     for number, prompt in enumerate([prompts[0], *prompts]):
         for place, speculate in enumerate((False, True)):
             salt = f"{number}-{place}"
@@ -86,6 +109,12 @@ async def measure(
                 passages[2 + place].append(whole)
             if on_passage is not None:
                 on_passage()
+        salt = f"{number}-gateway"
+        seconds = await asyncio.to_thread(
+            seconds_a_token, gateway.url, gateway.model, prompt, max_tokens, sampling, salt
+        )
+        if number:
+            streamed.append(seconds)
     named = [
         Mode(f"{kind}, {where}", tuple(found))
         for (where, kind), found in zip(
@@ -94,4 +123,4 @@ async def measure(
             strict=True,
         )
     ]
-    return Split((named[0], named[1]), (named[2], named[3]))
+    return Split((named[0], named[1]), (named[2], named[3]), tuple(streamed))

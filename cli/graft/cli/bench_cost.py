@@ -80,7 +80,7 @@ def run_rounds(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Where a round's time goes, in services and in one process; starts its own services."""
+    """Where a round's time goes: in services of its own, in one process, before a gateway."""
     questions = [prompt.text for prompt in prompts.read(prompts_file, limit)]
     kind = precisions_of(precision)[0]
     threads = threads or machine.cores()
@@ -112,11 +112,13 @@ async def _rounds(
     async with running(setup) as addresses:
         async with Client(addresses.url) as client:
             tokens = [await client.tokenize(question) for question in questions]
-        say("loading the same target here", 0.0)
-        one = load_one(model, precision, threads, config)
-        async with paired(addresses.verify, addresses.draft) as pair:
-            with progress_of("passages", 2 * (len(tokens) + 1)) as advance:
-                return await split.measure(pair, one, tokens, max_tokens, Sampling(**law), advance)
+            say("loading the same target here", 0.0)
+            one = load_one(model, precision, threads, config)
+            async with paired(addresses.verify, addresses.draft) as pair:
+                with progress_of("passages", 2 * (len(tokens) + 1)) as advance:
+                    return await split.measure(
+                        pair, one, client, tokens, max_tokens, Sampling(**law), advance
+                    )
 
 
 def precisions_of(words: str) -> list[Precision]:
