@@ -63,6 +63,8 @@ async def test_all_ways_answer_the_same_requests_with_one_text(tmp_path: Path) -
                 servers.append(server)
                 port = await server.start()
                 clients[way] = Client(f"http://127.0.0.1:{port}")
+                while not server.gateway.readiness().ready:
+                    await server.gateway.verify.changed.wait(0.05)
             async with clients[ADAPTIVE], clients["ngram"]:
                 found = await measure(
                     clients, relay, PROMPTS, 2, 8, lambda: heard.append(None), SHORT

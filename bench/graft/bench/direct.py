@@ -1,6 +1,7 @@
 """One session at a verify replica, attended by a draft replica, without a gateway between.
 
-Speaks the services' own protocol, so that a round's timings are seen as they are reported.
+Reads it as a gateway does, over a lane where there is one, so that a round's timings are seen as
+they are reported and cost what they cost there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from graft.bench.rounds import Passage, Round
 from graft.common.channel import open_channel
 from graft.common.errors import GraftError
 from graft.common.sampling import Sampling, StopRule, sampling_to_proto, stop_rule_to_proto
+from graft.gateway.reader import Elsewhere, Lost, Reader, VerifyReplica
+from graft.gateway.replicas import Replica
+from graft.gateway.streams import Closings
 from graft.v1 import draft_pb2, draft_pb2_grpc, tree_pb2, verify_pb2, verify_pb2_grpc
 
 CALL_TIMEOUT_S = 600.0
@@ -25,9 +29,13 @@ _TREE_DEADLINE_MICROS = 2_000_000
 class Pair:
     """A verify and a draft replica, and one Attend stream between us and the latter."""
 
-    def __init__(self, verify_address: str, verify: Any, attend: Any, tier: tree_pb2.Tier) -> None:
+    def __init__(
+        self, verify_address: str, replica: VerifyReplica, attend: Any, tier: tree_pb2.Tier
+    ) -> None:
+        """verify_address: where drafters are told to go."""
         self._address = verify_address
-        self._verify = verify
+        self._replica = replica
+        self._closings = Closings()
         self._attend = attend
         self.tier = tier
 
@@ -45,7 +53,8 @@ class Pair:
         Raises:
             GraftError: it failed.
         """
-        call = self._verify.Generate(timeout=CALL_TIMEOUT_S)
+        stub: Any = verify_pb2_grpc.VerifyServiceStub(self._replica.channel)
+        reader = Reader(stub.Generate(timeout=CALL_TIMEOUT_S), self._replica, CALL_TIMEOUT_S)
         opening = verify_pb2.OpenSession(
             prompt_tokens=prompt,
             sampling=sampling_to_proto(sampling),
@@ -54,24 +63,31 @@ class Pair:
             cache_salt=cache_salt,
             speculate=speculate,
         )
-        await call.write(verify_pb2.GenerateRequest(open=opening))
         tokens: list[int] = []
         rounds: list[Round] = []
-        last = 0.0
-        async for response in call:
-            now = time.perf_counter()
-            if response.HasField("opened") and speculate:
-                await self._attend.write(self._attendance(response.opened))
-            if not response.HasField("committed"):
-                continue
-            commit = response.committed
-            tokens += commit.tokens
-            if last and commit.plain_reason != verify_pb2.PLAIN_REASON_PREFILL:
-                rounds.append(_round(commit, now - last))
-            last = now
-        if not tokens:
-            raise GraftError(f"the session ended without a token: {await call.details()}")
+        last, deadline = 0.0, time.monotonic() + CALL_TIMEOUT_S
+        try:
+            await reader.write(verify_pb2.GenerateRequest(open=opening))
+            opened = (await reader.next(deadline, started=False)).opened
+            if opened.HasField("lane"):
+                reader.take_lane(opened.lane)
+            if speculate:
+                await self._attend.write(self._attendance(opened))
+            while (response := await reader.next(deadline, started=True)).HasField("committed"):
+                now, commit = time.perf_counter(), response.committed
+                tokens += commit.tokens
+                if last and commit.plain_reason != verify_pb2.PLAIN_REASON_PREFILL:
+                    rounds.append(_round(commit, now - last))
+                last = now
+        except (Lost, Elsewhere) as error:
+            raise GraftError(f"the session was lost: {error}") from None
+        finally:
+            reader.close(self._closings, None)
         return Passage(tuple(tokens), tuple(rounds))
+
+    async def close(self) -> None:
+        """Waits for calls that are being wound up."""
+        await self._closings.drain()
 
     def _attendance(self, opened: verify_pb2.SessionOpened) -> draft_pb2.AttendRequest:
         return draft_pb2.AttendRequest(
@@ -97,14 +113,16 @@ async def paired(verify_address: str, draft_address: str, via: str = "") -> Asyn
         )
         attend = drafter.Attend()
         hearing = asyncio.create_task(_hear(attend))
+        pair = Pair(
+            via or verify_address,
+            Replica(verify_address, verify),
+            attend,
+            described.proposers[0].default_tier,
+        )
         try:
-            yield Pair(
-                via or verify_address,
-                verify_pb2_grpc.VerifyServiceStub(verify),
-                attend,
-                described.proposers[0].default_tier,
-            )
+            yield pair
         finally:
+            await pair.close()
             attend.cancel()
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)

@@ -107,14 +107,16 @@ async def measure(
             if number:
                 passages[place].append(split)
                 passages[2 + place].append(whole)
+            if not speculate:
+                # Right beside the passages that it is compared with.
+                salt = f"{number}-gateway"
+                seconds = await asyncio.to_thread(
+                    seconds_a_token, gateway.url, gateway.model, prompt, max_tokens, sampling, salt
+                )
+                if number:
+                    streamed.append(seconds)
             if on_passage is not None:
                 on_passage()
-        salt = f"{number}-gateway"
-        seconds = await asyncio.to_thread(
-            seconds_a_token, gateway.url, gateway.model, prompt, max_tokens, sampling, salt
-        )
-        if number:
-            streamed.append(seconds)
     named = [
         Mode(f"{kind}, {where}", tuple(found))
         for (where, kind), found in zip(
