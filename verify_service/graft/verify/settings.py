@@ -63,8 +63,8 @@ class VerifySettings(ServiceSettings):
     )
     lane: bool = Field(
         True,
-        description="Let drafters of this machine and user go on over a Unix socket, which takes "
-        "less time a round than gRPC; never with TLS.",
+        description="Let drafters and gateways of this machine and user go on over a Unix socket, "
+        "which takes less time a round than gRPC; never with TLS.",
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 is off.")
     trace_rounds: float = Field(
