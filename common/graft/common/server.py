@@ -7,6 +7,7 @@ import inspect
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from types import AsyncGeneratorType
 from typing import Any
 
 import grpc
@@ -41,6 +42,7 @@ from graft.v1.error_reason_pb2 import ErrorReason
 
 _log = log.get("server")
 _MAX_MESSAGE = 4096
+_closings: set[asyncio.Future[None]] = set()
 
 
 class GrpcServer:
@@ -229,6 +231,9 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
     ) -> AsyncIterator[Any]:
         try:
             async with aclosing(method(_decoded(request), context)) as responses:
+                # A call that is cut while a response is being sent leaves its generators to the
+                # garbage collector, and what they hold with them.
+                context.add_done_callback(lambda _: _close_left(responses))  # type: ignore[arg-type]
                 async for response in responses:
                     yield response
         except GraftError as error:
@@ -240,6 +245,14 @@ def _guard_stream(method: Callable[..., Any]) -> Callable[..., Any]:
             await _abort(context, GraftError("internal error"))
 
     return guarded
+
+
+def _close_left(responses: AsyncGeneratorType[Any, None]) -> None:
+    if responses.ag_frame is None or responses.ag_running:
+        return
+    closing = asyncio.ensure_future(responses.aclose())
+    _closings.add(closing)
+    closing.add_done_callback(_closings.discard)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: GraftError) -> None:
