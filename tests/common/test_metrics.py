@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 from prometheus_client.exposition import generate_latest
 
-from graft.common.metrics import Later
+from graft.common.metrics import Later, Registry
 
 
 class Counted:
     """A counter that is fed later."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.taken: list[int] = []
         self.later: Later[int] = Later(self.registry, self._count)
         self._counter = Counter("things", "Things", registry=self.registry)
@@ -32,7 +32,10 @@ def test_a_scrape_finds_all_that_came_before_it() -> None:
     assert "things_total 3.0" in generate_latest(counted.registry).decode()
     counted.later.add(3)
     assert counted.registry.get_sample_value("things_total") == 4.0
-    assert counted.taken == [0, 1, 2, 3]
+    counted.later.add(4)
+    some = counted.registry.restricted_registry(["things_total"])
+    assert "things_total 5.0" in generate_latest(some).decode()
+    assert counted.taken == [0, 1, 2, 3, 4]
 
 
 def test_many_are_counted_without_a_scrape() -> None:

@@ -169,6 +169,80 @@ async def test_a_lane_lost_with_nothing_on_it_goes_unnoticed(wire: Wire) -> None
     assert [await wire.next(), await wire.next()] == [1, 2]
 
 
+@pytest.mark.parametrize("ahead", ["lane", "call"])
+async def test_one_way_may_be_thousands_of_messages_ahead(wire: Wire, ahead: str) -> None:
+    """It is held up in its socket until what is missing has come by the other."""
+    lane, count = await wire.take_lane(), 3000
+    late, early = range(1, count // 2), range(count // 2, count)
+    lane.put(frame(0))
+
+    def send(number: int) -> None:
+        if (number in early) is (ahead == "lane"):
+            lane.put(frame(number))
+        else:
+            wire.call.coming.put_nowait(message(number))
+
+    async def lag() -> None:
+        for number in late:
+            send(number)
+            if number % 10 == 0:
+                await asyncio.sleep(0.001)
+
+    for number in early:
+        send(number)
+    lagging = asyncio.create_task(lag())
+    assert [await wire.next() for _ in range(count)] == list(range(count))
+    await lagging
+
+
+async def test_who_reads_late_finds_what_went_by_the_call_when_the_lane_was_full(
+    wire: Wire,
+) -> None:
+    lane, by_call = await wire.take_lane(), 0
+    padding = list(range(100))
+    for number in range(3000):
+        commit = verify_pb2.TokensCommitted(tokens=padding)
+        said = GenerateResponse(sequence=number, committed=commit)
+        if lane.ready:
+            lane.put(said.SerializeToString())
+        else:
+            by_call += 1
+            wire.call.coming.put_nowait(said)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert by_call > 256
+    assert [await wire.next() for _ in range(3000)] == list(range(3000))
+
+
+@pytest.mark.parametrize("owed", ["nothing", "by the call"])
+async def test_a_call_that_fails_under_an_open_lane_loses_the_session(
+    wire: Wire, owed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No honest replica leaves a lane open; a watchdog would wait for a minute."""
+    monkeypatch.setattr("graft.gateway.reader._LAST_WORDS_S", 0.05)
+    lane = await wire.take_lane()
+    lane.put(frame(0))
+    assert await wire.next() == 0
+    if owed == "by the call":
+        for number in range(2, 700):
+            lane.put(frame(number))
+        await asyncio.sleep(0.05)
+    wire.call.coming.put_nowait(RuntimeError("UNAVAILABLE"))
+    with pytest.raises(Lost, match="UNAVAILABLE"):
+        await wire.next(3.0)
+
+
+async def test_closing_far_behind_leaves_nothing(lanes: Lanes) -> None:
+    wire, closings = Wire(lanes), Closings()
+    await wire.take_lane()
+    for number in range(1, 1000):
+        wire.call.coming.put_nowait(message(number))
+    await asyncio.sleep(0.02)
+    wire.reader.close(closings, None)
+    await asyncio.wait_for(closings.drain(), 5)
+
+
 async def test_a_socket_that_is_not_there_leaves_the_call(wire: Wire) -> None:
     wire.offer.path += ".not"
     wire.reader.take_lane(wire.offer)
@@ -213,7 +287,7 @@ async def test_a_failed_call_is_told_after_the_lane_has_ended(wire: Wire) -> Non
     lane.put(frame(0))
     assert await wire.next() == 0
     with pytest.raises(Stalled):
-        await wire.next(0.05)
+        await wire.next(0.01)
     lane.close()
     with pytest.raises(Lost, match="CANCELLED"):
         await wire.next()

@@ -83,7 +83,7 @@ class Lane(asyncio.Protocol):
         if self._transport is not None and not (self._paused or self.lost.done()):
             self._transport.resume_reading()
 
-    def close(self, error: GraftError | None = None) -> None:
+    def close(self, error: GraftError | None = None, flush_s: float = _FLUSH_S) -> None:
         """Ends the lane, for a reason of ours; what was put is sent, unless that takes long."""
         if self.lost.done():
             return
@@ -92,7 +92,7 @@ class Lane(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                self.lost.get_loop().call_later(_FLUSH_S, self._transport.abort)
+                self.lost.get_loop().call_later(flush_s, self._transport.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The loop calls it."""

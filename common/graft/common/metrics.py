@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import RestrictedRegistry
 
 from graft.common.errors import InvalidArgument
 
@@ -16,33 +16,49 @@ T = TypeVar("T")
 _MANY = 64
 
 
-class Later(Collector, Generic[T]):
+class Registry(CollectorRegistry):
+    """One whose every scrape finds counted what was left for later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._later: list[Callable[[], None]] = []
+
+    def before_scrapes(self, settle: Callable[[], None]) -> None:
+        """Has `settle` called before every scrape, on the scraper's thread."""
+        self._later.append(settle)
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics."""
+        self._settle()
+        return super().collect()
+
+    def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
+        """Those of some names."""
+        self._settle()
+        return super().restricted_registry(names)
+
+    def _settle(self) -> None:
+        for settle in self._later:
+            settle()
+
+
+class Later(Generic[T]):
     """Has things counted at the next scrape, or once many wait; until then each costs an append.
 
     Between two steps of a target whose weights push all else out of the caches, the library takes
-    several times as long for one thing as for each of many. To be made before the metrics that
-    `count` feeds: a registry collects in the order of registration.
+    several times as long for one thing as for each of many. What waits should be small.
     """
 
-    def __init__(self, registry: CollectorRegistry, count: Callable[[T], None]) -> None:
+    def __init__(self, registry: Registry, count: Callable[[T], None]) -> None:
         self._count = count
         self._waiting: deque[T] = deque()
-        registry.register(self)
+        registry.before_scrapes(self._settle)
 
     def add(self, thing: T) -> None:
         """Has it counted later."""
         self._waiting.append(thing)
         if len(self._waiting) >= _MANY:
             self._settle()
-
-    def describe(self) -> Iterable[Metric]:
-        """It has no metric of its own."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """The registry calls it at a scrape, on whatever thread."""
-        self._settle()
-        return ()
 
     def _settle(self) -> None:
         while self._waiting:

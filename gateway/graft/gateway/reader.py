@@ -27,7 +27,8 @@ from graft.v1.verify_pb2 import GenerateRequest, GenerateResponse
 
 _RETRY_AFTER_S = 1.0
 _MAX_AHEAD = 64
-_MAX_EARLY = 1024
+_MAX_EARLY = 256
+_LAST_WORDS_S = 3.0
 
 VerifyReplica = Replica[verify_pb2.VerifyServiceDescribeResponse]
 Call = grpc.aio.StreamStreamCall[GenerateRequest, GenerateResponse]
@@ -55,12 +56,15 @@ class Reader:
         self._progress_s = progress_s
         self._came: Mailbox[GenerateResponse] = Mailbox(_MAX_AHEAD)
         self._early: dict[int, GenerateResponse] = {}
+        self._near = asyncio.Event()
+        self._near.set()
         self._sequence = 0
         self._last_called = -1
         self._lane: Lane | None = None
-        self._lane_rests = False
+        self._lane_rests = self._lane_far = False
         self._connecting: asyncio.Task[bool] | None = None
         self._ended: Exception | None = None
+        self._closed = False
         self._lost.add_done_callback(self._given_up)
         self._reading = asyncio.create_task(self._read())
 
@@ -93,7 +97,8 @@ class Reader:
         except TimeoutError:
             text = f"no token came for {limit_s:.1f} s"
             raise Stalled(text, retry_after_s=_RETRY_AFTER_S) from None
-        if self._lane_rests and self._lane is not None and not self._came.full:
+        behind = self._came.full or (self._lane_far and not self._near.is_set())
+        if self._lane_rests and self._lane is not None and not behind:
             self._lane_rests = False
             self._lane.resume()
         return message
@@ -110,6 +115,8 @@ class Reader:
         """Reads no more; the call is wound up in the background, after `farewell` if any."""
         self._lost.remove_done_callback(self._given_up)
         self._came.fail(Lost("the reader was closed"))
+        self._closed = True
+        self._near.set()
         if self._connecting is not None:
             self._connecting.cancel()
         if self._lane is not None:
@@ -124,6 +131,9 @@ class Reader:
                 self._take(message)
                 if self._came.full:
                     await self._came.room()
+                if message.sequence >= self._sequence:
+                    # What is missing comes by the lane, which goes on meanwhile.
+                    await self._near.wait()
             self._ended = Lost("the stream ended without a finish")
         except grpc.aio.AioRpcError as failure:
             self._ended = _sorted_error(failure, opened=self._sequence > 0)
@@ -132,10 +142,17 @@ class Reader:
         except Exception as failure:
             self._ended = Lost(str(failure))
         self._conclude()
+        while self._lane is not None and not self._lane.lost.done():
+            # A lane that outlasts its call is waited for only while it is we who do not read it.
+            await asyncio.wait({self._lane.lost}, timeout=_LAST_WORDS_S)
+            if not self._lane_rests:
+                self._lane.close()
 
     def _conclude(self) -> None:
         """What the call ended with comes after all that was sent over the lane."""
-        if self._lane is not None and not self._lane.lost.done():
+        # A lane that rests for what the call owes would never be seen to end.
+        owed = self._lane_far and not self._near.is_set() and self._ended is not None
+        if self._lane is not None and not self._lane.lost.done() and not owed:
             return
         if self._ended is not None:
             self._came.fail(self._ended)
@@ -150,13 +167,17 @@ class Reader:
             self._came.fail(GraftError("what came over the lane is no message"))
             return
         self._take(message)
-        if self._came.full and self._lane is not None:
+        # What is missing comes by the call then, which goes on meanwhile.
+        self._lane_far = message.sequence >= self._sequence and not self._near.is_set()
+        if (self._lane_far or self._came.full) and self._lane is not None:
             self._lane_rests = True
             self._lane.pause()
 
     def _take(self, message: GenerateResponse) -> None:
         """Hands on a message, and those after it that came before it."""
         self._replica.heard()
+        if self._closed:
+            return
         if message.sequence != self._sequence:
             self._keep(message)
             return
@@ -165,11 +186,13 @@ class Reader:
             self._sequence += 1
             self._came.put(following)
             following = self._early.pop(self._sequence, None) if self._early else None
+        if len(self._early) < _MAX_EARLY:
+            self._near.set()
 
     def _keep(self, message: GenerateResponse) -> None:
         """Keeps a message until those before it have come by the other way."""
-        ahead = message.sequence - self._sequence
-        if self._lane is None or message.sequence in self._early or not 0 < ahead < _MAX_EARLY:
+        known = message.sequence < self._sequence or message.sequence in self._early
+        if self._lane is None or known:
             self._came.fail(
                 GraftError(
                     f"message {message.sequence} of the verify replica came in place of "
@@ -178,6 +201,8 @@ class Reader:
             )
             return
         self._early[message.sequence] = message
+        if len(self._early) >= _MAX_EARLY:
+            self._near.clear()
         self._conclude()
 
     def _given_up(self, _: asyncio.Future[None]) -> None:

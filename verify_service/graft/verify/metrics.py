@@ -6,15 +6,15 @@ Knows no session; no text and no id ever becomes a label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from graft.common.metrics import ROUND_SECONDS_BUCKETS, Later
+from graft.common.metrics import ROUND_SECONDS_BUCKETS, Later, Registry
 from graft.v1.verify_pb2 import FinishReason, PlainReason
-from graft.verify.events import Committed, Event
+from graft.verify.events import Committed, Event, Timing
 from graft.verify.tally import Tally, refusals
 
 _Number = TypeVar("_Number", bound=int)
@@ -23,12 +23,21 @@ _LENGTH_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 _NODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+class _Round(NamedTuple):
+    """What is counted of a commit."""
+
+    timing: Timing
+    num_tokens: int
+    num_drafted: int
+    prefill: bool
+
+
 class VerifyMetrics:
     """One registry a server; `observe` is fed every list of events."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._later: Later[Committed] = Later(self.registry, self._count)
+        self.registry = Registry()
+        self._later: Later[_Round] = Later(self.registry, self._count)
         self._tree_nodes = Histogram(
             "graft_tree_nodes",
             "Nodes of a verified tree, root included",
@@ -85,17 +94,18 @@ class VerifyMetrics:
         """Counts the rounds among the events in the histograms."""
         for event in events:
             if isinstance(event, Committed):
-                self._later.add(event)
+                prefill = event.plain_reason == PlainReason.PLAIN_REASON_PREFILL
+                self._later.add(_Round(event.timing, len(event.tokens), event.num_drafted, prefill))
 
-    def _count(self, event: Committed) -> None:
-        timing = event.timing
+    def _count(self, one: _Round) -> None:
+        timing = one.timing
         self._stage("verify", timing.forward_s)
         self._stage("commit", timing.choice_s)
-        if event.plain_reason == PlainReason.PLAIN_REASON_PREFILL:
+        if one.prefill:
             return
-        self._accept_length.observe(len(event.tokens))
-        self._tree_nodes.observe(event.num_drafted + 1)
-        if event.num_drafted:
+        self._accept_length.observe(one.num_tokens)
+        self._tree_nodes.observe(one.num_drafted + 1)
+        if one.num_drafted:
             self._stage("draft", timing.draft_s)
             self._stage("wire", max(0.0, timing.tree_wait_s - timing.draft_s))
 

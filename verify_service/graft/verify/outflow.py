@@ -18,6 +18,10 @@ from graft.verify.metrics import VerifyMetrics
 from graft.verify.traced import SessionSpan
 from graft.verify.wire import committed_message, finished_message
 
+# A client that reads slowly holds its gateway up, as it would on the call. The gateway closes the
+# lane when it needs no more.
+_FLUSH_S = 600.0
+
 
 class Outflow:
     """One session's way out. `end` is a word for how it ended, "left" until it did."""
@@ -69,7 +73,7 @@ class Outflow:
         """The call is over, and so is the lane; what was sent over it still arrives."""
         self._lanes.withdraw(self._offer)
         if self._lane is not None:
-            self._lane.close()
+            self._lane.close(flush_s=_FLUSH_S)
 
     def _carry(self, lane: Lane) -> None:
         def heard(_: bytes) -> None:

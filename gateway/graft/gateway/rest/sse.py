@@ -180,6 +180,8 @@ class EventStream(Response):
         except Exception:
             _log.exception("stream failed")
             await self._say(send, self._failure(GraftError("internal error")))
+        # Nothing may be said while this waits for room, and nothing after it.
+        self._sending_since = time.monotonic()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self, send: Send) -> None:
