@@ -157,8 +157,9 @@ class Generation:
         )
         self._services.attendants.attend(wish)
 
-    async def _turn(self, switch: Switch, reader: Reader) -> None:
-        """Tells verify whether there is a tree to wait for."""
+    async def _turn(self, switch: Switch, session: int, reader: Reader) -> None:
+        """Tells the drafter its new tier, and verify whether there is a tree to wait for."""
+        self._services.attendants.set_tier(session, switch.after)
         if switch.before.off != switch.after.off:
             micros = 0 if switch.after.off else self._limits.tree_micros
             await reader.write(_deadline_message(micros))
@@ -232,7 +233,7 @@ class Generation:
         )
         reader = Reader(call, replica, self._limits.progress_s)
         session: int | None = None
-        ended = attended = False
+        ended = False
         replica.num_sessions += 1
         self._services.metrics.sessions_open.inc()
         try:
@@ -246,9 +247,8 @@ class Generation:
             law = self._hold_to(opened.opened)
             if steered is not None:
                 steered.session = session
-            if not tier.off:
+            if speculate:
                 self._attend(opened.opened, replica, tier)
-                attended = True
             yield Opened(
                 num_cached=opened.opened.cached_token_count,
                 tier=tier,
@@ -266,15 +266,9 @@ class Generation:
                     commit = self._commit(message.committed, tier)
                     switch = None if steered is None else steered.observe(message.committed)
                     if switch is not None:
-                        # A drafter reads no prompt of a session that never drafts.
-                        if attended:
-                            self._services.attendants.set_tier(session, switch.after)
-                        elif not switch.after.off:
-                            self._attend(opened.opened, replica, switch.after)
-                            attended = True
-                        await self._turn(switch, reader)
+                        await self._turn(switch, session, reader)
                     if not speculate and (late := self._late_tier(replica)) is not None:
-                        speculate, attended, tier = True, True, late
+                        speculate, tier = True, late
                         self._attend(opened.opened, replica, tier)
                         await reader.write(_deadline_message(self._limits.tree_micros))
                     yield commit
@@ -288,7 +282,7 @@ class Generation:
             self._services.metrics.sessions_open.dec()
             if steered is not None:
                 steered.close()
-            if session is not None and attended:
+            if session is not None and speculate:
                 self._services.attendants.release(session)
             farewell = None
             if not ended and session is not None and not call.done():
