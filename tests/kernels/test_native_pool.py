@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -51,11 +52,13 @@ def test_callers_on_several_threads_get_their_own_results() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_threads_end_with_their_ops() -> None:
-    before = _native_threads()
+    """Counted by name: threads of other tests begin and end when they like."""
+    before = _threads()
     ops = make_ops(6)
-    assert _native_threads() == before + 5
+    begun = _threads() - before
+    assert len(begun) >= 5
     del ops
-    assert _native_threads() == before
+    assert len(begun & _threads()) <= len(begun) - 5
 
 
 def test_weights_outlive_their_ops() -> None:
@@ -67,6 +70,5 @@ def test_weights_outlive_their_ops() -> None:
     assert torch.equal(make_ops(1).embed(tokens, packed), table[tokens.long()])
 
 
-def _native_threads() -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
