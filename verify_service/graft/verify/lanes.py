@@ -1,4 +1,4 @@
-"""The socket over which drafters of this machine may carry on their Rounds streams.
+"""The socket for lanes: Rounds streams of drafters, and commits to gateways, of this machine.
 
 Knows tokens and connections; knows no message and no session.
 """
@@ -25,7 +25,7 @@ _TOKEN_BYTES = 16
 _NAMED_S = 5.0
 
 Arrived = Callable[[Lane], None]
-"""Called once the drafter has come; sets the lane's `on_message`, or raises a GraftError."""
+"""Called once the other end has come; sets the lane's `on_message`, or raises a GraftError."""
 
 
 class Lanes:
@@ -66,7 +66,7 @@ class Lanes:
             self._folder = None
 
     def offer(self, arrived: Arrived) -> verify_pb2.Lane | None:
-        """What to tell a drafter whose lane `arrived` is to have; None without lanes."""
+        """What to tell a peer whose lane `arrived` is to have; None without lanes."""
         if self._server is None or self._folder is None:
             return None
         token = secrets.token_bytes(_TOKEN_BYTES)
